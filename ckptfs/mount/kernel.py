@@ -1,0 +1,63 @@
+"""What is asked of the kernel beside FUSE requests: unmounting, and the limits it sets on a mount.
+
+libfuse offers no way to set read-ahead or the number of requests in the background, so both are written to their
+files in ``/sys`` once the mount is up. Everything here blocks: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+READ_AHEAD_KIB = 4096
+MAX_BACKGROUND = 64
+
+_MNT_DETACH = 2
+_UMOUNT_NOFOLLOW = 8
+
+
+def raise_limits(device_major: int, device_minor: int) -> None:
+    """Raise read-ahead and background requests of a mount. Never fails: without the right to do so the mount is slower."""
+    connection = Path(f"/sys/fs/fuse/connections/{device_minor}")
+    for file, value in (
+        (Path(f"/sys/class/bdi/{device_major}:{device_minor}/read_ahead_kb"), READ_AHEAD_KIB),
+        (connection / "max_background", MAX_BACKGROUND),
+        (connection / "congestion_threshold", MAX_BACKGROUND * 3 // 4),
+    ):
+        try:
+            file.write_text(str(value))
+        except OSError as why:
+            log.info("%s stays as it is (%s): reads may be slower", file, why.strerror)
+
+
+def unmount(mountpoint: Path, *, lazily: bool) -> None:
+    """Take ``mountpoint`` out of the directory tree; lazily, what is open goes on working and the mount ends with it.
+
+    Raises ``OSError``: EBUSY when something is open and ``lazily`` is false, EINVAL when nothing is mounted there.
+    """
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount2(os.fsencode(mountpoint), _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0)) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(mountpoint))
+        return
+    helper = shutil.which("fusermount3") or shutil.which("fusermount")
+    if helper is None:
+        raise OSError(errno.EPERM, "only root can unmount without fusermount3", os.fspath(mountpoint))
+    done = subprocess.run(
+        [helper, "-u", *(["-z"] if lazily else []), os.fspath(mountpoint)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    if done.returncode != 0:
+        number = errno.EBUSY if "busy" in done.stderr else errno.EINVAL
+        raise OSError(number, done.stderr.strip(), os.fspath(mountpoint))

@@ -1,0 +1,72 @@
+"""An open file, as the mount holds it: a :class:`LiveFile` and how this opener may use it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ckptfs.errors import ReadOnlyVolume
+from ckptfs.volume.live import LiveFile
+
+if TYPE_CHECKING:
+    from ckptfs.volume.volume import Volume
+
+
+class OpenFile:
+    """From ``open`` or ``create`` to ``release``. Offsets and sizes are bytes."""
+
+    def __init__(self, volume: Volume, file: LiveFile, flags: int, keep_cache: bool) -> None:
+        self.ino = file.ino
+        self.keep_cache = keep_cache
+        self._volume = volume
+        self._file = file
+        self._writes = flags & os.O_ACCMODE != os.O_RDONLY
+        self._accessed = bool(flags & os.O_NOATIME)
+        if self._writes:
+            file.writers += 1
+        else:
+            file.readers += 1
+
+    def read_nowait(self, offset: int, size: int) -> bytes | bytearray | None:
+        """Bytes from memory, without waiting; None when a thread is needed."""
+        self._note_access()
+        return self._file.read_nowait(offset, size)
+
+    async def read(self, offset: int, size: int) -> bytes | bytearray:
+        """``size`` bytes, fewer at the end of the file. Raises ``OSError``."""
+        self._note_access()
+        return await self._file.read(offset, size)
+
+    async def write(self, offset: int, data: bytes) -> int:
+        """Accept ``data``; returns its length. Raises ``OSError``."""
+        if self._volume.read_only:
+            raise ReadOnlyVolume("the volume is mounted read-only")
+        return await self._file.write(offset, data)
+
+    async def flush(self) -> None:
+        """A descriptor is closed: what was written so far is in the image when this returns. Raises ``OSError``."""
+        if self._writes:
+            await self._file.flush()
+
+    async def fsync(self, data_only: bool) -> None:
+        """Content, size and name survive a loss of power when this returns. Raises ``OSError``."""
+        del data_only  # size and name are part of the promise either way
+        await self._volume.fsync(self._file)
+
+    async def release(self) -> None:
+        """The last descriptor and mapping are gone."""
+        if self._writes:
+            # Mapped pages may have been written after the last FLUSH.
+            try:
+                await self._file.flush()
+            except OSError:
+                pass  # reported already, at the write and at FLUSH; RELEASE has nobody to report to
+            self._file.writers -= 1
+        else:
+            self._file.readers -= 1
+        await self._volume.released(self._file)
+
+    def _note_access(self) -> None:
+        if not self._accessed and not self._volume.read_only:
+            self._accessed = True
+            self._file.accessed()

@@ -1,0 +1,341 @@
+"""Recovery: what a mount does about a run that did not end cleanly, before it serves (docs/crash-consistency.md has the tables).
+
+Contents come first: for every generation that the crash put in question, whether it stands, yields to a predecessor, or goes to quarantine.
+After a loss of power, names follow: removals that were held and that no fsync made final are undone (``undo.py``), then files
+that an fsync found empty come back empty. All of that is one transaction and a barrier, so a crash in it repeats it. Then the orphan
+sweep unlinks lanes that no image row names, which is harmless to repeat.
+
+A replaced content is taken back only while its record is not acknowledged, that is until an fsync covered the successor or a seal found
+it finished: an edit in place of a finished file must never bring back what that file replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from ckptfs import faults
+from ckptfs.image.files import lane_path, list_lanes, unlink_image
+from ckptfs.image.layout import Layout
+from ckptfs.meta import generations, inodes, names, removals
+from ckptfs.meta.database import Database
+from ckptfs.meta.generations import GenerationRow, ImageRow
+from ckptfs.meta.inodes import InodeRow
+from ckptfs.meta.removals import RemovalRow
+from ckptfs.meta.schema import ROOT_INO, RemovalKind, State
+from ckptfs.volume import links
+from ckptfs.volume.undo import undo
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What recovery did, by path from the root of the volume; ``lanes_swept`` are files on the stripes."""
+
+    same_instance: bool
+    taken_back: tuple[bytes, ...]
+    """Files that show their previous content again."""
+    quarantined: tuple[bytes, ...]
+    """Where contents were found that are in quarantine now."""
+    torn: tuple[bytes, ...]
+    """Files left with what their writer got done."""
+    undone: tuple[bytes, ...]
+    """Names whose removal or replacement was undone."""
+    emptied: tuple[bytes, ...]
+    """Files that came back empty: as the last fsync saw them."""
+    lanes_swept: tuple[Path, ...]
+
+    def __str__(self) -> str:
+        parts = [
+            _told("previous content back", self.taken_back),
+            _told("to quarantine", self.quarantined),
+            _told("torn, kept as written", self.torn),
+            _told("removal undone", self.undone),
+            _told("back empty", self.emptied),
+            f"{len(self.lanes_swept)} unused lanes removed" if self.lanes_swept else "",
+        ]
+        lost = "the machine kept what was written" if self.same_instance else "what was not flushed may be lost"
+        return "; ".join([lost, *filter(None, parts)])
+
+
+def recover(database: Database, stripes: Sequence[Path], same_instance: bool, now_ns: int) -> RecoveryReport:
+    """Make the volume consistent after a crash; ``stripes[n]`` is the directory of stripe number *n*.
+
+    ``same_instance``: nothing that was handed to the kernel was lost. Doing it again changes nothing.
+    """
+    found = database.transact(_decide, stripes, same_instance, now_ns)
+    faults.hit("recovery.committed")
+    database.barrier()
+    swept = sweep(database, stripes)
+    return RecoveryReport(
+        same_instance=same_instance,
+        taken_back=tuple(found.taken_back),
+        quarantined=tuple(found.quarantined),
+        torn=tuple(found.torn),
+        undone=tuple(found.undone),
+        emptied=tuple(found.emptied),
+        lanes_swept=tuple(swept),
+    )
+
+
+def sweep(database: Database, stripes: Sequence[Path]) -> list[Path]:
+    """Unlink the lanes of dropped images, and lanes that no image row names; returns the latter. A barrier must have been made."""
+    dropping = database.transact(generations.dropping_images)
+    for image in dropping:
+        unlink_image(image.id, len(image.stripes), [stripes[number] for number in image.stripes])
+    orphans = list(find_orphans(stripes, database.transact(generations.with_images)))
+    for lane in orphans:
+        lane.unlink(missing_ok=True)
+    if dropping:
+        database.transact(generations.forget_images, [image.id for image in dropping])
+    return orphans
+
+
+def find_orphans(stripes: Sequence[Path], rows: Iterable[GenerationRow]) -> Iterator[Path]:
+    """The lane files that none of the images of ``rows`` has."""
+    known = {
+        (image.id, lane, number)
+        for row in rows
+        if (image := row.image) is not None
+        for lane, number in enumerate(image.stripes)
+    }
+    for number, stripe in enumerate(stripes):
+        for image_id, lane in list_lanes(stripe):
+            if (image_id, lane, number) not in known:
+                yield lane_path(stripe, image_id, lane)
+
+
+def size_in_lanes(image: ImageRow | None, stripes: Sequence[Path]) -> int:
+    """Up to where the lanes of an image hold bytes, as a size of the file; missing lanes hold none."""
+    if image is None:
+        return 0
+    sizes: list[int] = []
+    for lane, number in enumerate(image.stripes):
+        try:
+            sizes.append(os.stat(lane_path(stripes[number], image.id, lane)).st_size)
+        except FileNotFoundError:
+            sizes.append(0)
+    return Layout(image.chunk_size, len(image.stripes), image.first).size_implied_by(sizes)
+
+
+@dataclass(slots=True)
+class _Found:
+    taken_back: list[bytes] = field(default_factory=list[bytes])
+    quarantined: list[bytes] = field(default_factory=list[bytes])
+    torn: list[bytes] = field(default_factory=list[bytes])
+    undone: list[bytes] = field(default_factory=list[bytes])
+    emptied: list[bytes] = field(default_factory=list[bytes])
+
+
+@dataclass(frozen=True, slots=True)
+class _WasEmpty:
+    """A file whose content is in quarantine and that was on disk while it was empty; ``places`` are where it may come back."""
+
+    ino: int
+    places: list[tuple[int, bytes]]
+
+
+def _decide(connection: Connection, stripes: Sequence[Path], same_instance: bool, now_ns: int) -> _Found:
+    held = [
+        record
+        for record in removals.held(connection, generations.oldest_unsealed(connection))
+        if record.kind is not RemovalKind.REPLACED and not record.acknowledged
+    ]
+    work = _Contents(connection, stripes, same_instance, now_ns)
+    for row in generations.doubtful(connection):
+        if row.current:
+            work.settle_current(row)
+    for row in generations.doubtful(connection):
+        if not row.current:
+            work.settle_replaced(row)
+    found = work.found
+    if not same_instance:
+        kept = [record for record in held if record.ino not in work.nameless]
+        paths = {record.tick: names.path_of_name(connection, record.parent, record.name) for record in kept}
+        found.undone = [paths[record.tick] for record in undo(connection, kept, now_ns)]
+        for was in work.were_empty:
+            _bring_back_empty(connection, was, now_ns, found)
+    faults.hit("recovery.before-commit")
+    return found
+
+
+class _Contents:
+    """The first half of recovery: what becomes of each generation in question."""
+
+    def __init__(self, connection: Connection, stripes: Sequence[Path], same_instance: bool, now_ns: int) -> None:
+        self.found = _Found()
+        self.nameless: set[int] = set()
+        self.were_empty: list[_WasEmpty] = []
+        self._connection = connection
+        self._stripes = stripes
+        self._same_instance = same_instance
+        self._now_ns = now_ns
+
+    def settle_current(self, row: GenerationRow) -> None:
+        """Decide for a generation that its inode shows."""
+        torn = not row.flushed
+        usable = self._is_usable(row)
+        if usable and not torn:
+            self._stay(row)
+            return
+        heir, between = self._heir(row, usable)
+        if heir is not None:
+            self._yield_to(heir, [row, *between])
+        elif usable:
+            self._stay(row)
+        elif row.sealed_size == 0 and not size_in_lanes(row.image, self._stripes):
+            self._stay(row)
+        else:
+            self._quarantine_inode(row)
+
+    def settle_replaced(self, row: GenerationRow) -> None:
+        """Decide for an unsealed generation that only the log keeps."""
+        if self._is_usable(row):
+            self._stay(row)
+            return
+        record = removals.of_generation(self._connection, row.id)
+        if record is None:
+            return  # cannot be; fsck finds it
+        removals.set_winner(self._connection, row.id, record.winner or row.id)
+        removals.remove(self._connection, record.tick)
+        self._quarantine(row, record.parent, record.name, "replaced before it was on disk, then the power was lost")
+
+    def _is_usable(self, row: GenerationRow) -> bool:
+        """Whether some of it can be served: it is in the lanes for certain, or was once.
+
+        Sealed while empty is as never sealed: its content came later, and nothing is known of it.
+        """
+        return self._same_instance or row.state is not State.LANDING or bool(row.sealed_size)
+
+    def _heir(self, row: GenerationRow, usable: bool) -> tuple[RemovalRow | None, list[GenerationRow]]:
+        """The record of the predecessor that ``row`` yields to, with the generations between that are worth no more than it.
+
+        The newest finished one; with none, and nothing in ``row`` to serve, the newest that can be served in part.
+        """
+        between: list[GenerationRow] = []
+        partly: tuple[RemovalRow, list[GenerationRow]] | None = None
+        waiting = [record for record in removals.predecessors(self._connection, row.id) if not record.acknowledged]
+        while waiting:
+            record = waiting.pop(0)
+            old = None if record.generation is None else generations.find(self._connection, record.generation)
+            if old is None:
+                continue
+            if self._is_usable(old):
+                if old.flushed:
+                    return record, between
+                if partly is None and not usable:
+                    partly = record, between[:]
+            between.append(old)
+            waiting += [older for older in removals.predecessors(self._connection, old.id) if not older.acknowledged]
+        return partly if partly is not None else (None, [])
+
+    def _yield_to(self, heir: RemovalRow, losers: list[GenerationRow]) -> None:
+        assert heir.generation is not None
+        connection = self._connection
+        parent, name = self._place_of(losers[0], heir)
+        reason = (
+            "an overwrite was interrupted; the file has its previous content back"
+            if self._same_instance
+            else "not on disk when the power was lost; the file has its previous content back"
+        )
+        removals.remove(connection, heir.tick)
+        for loser in losers:
+            own = removals.of_generation(connection, loser.id)
+            if own is not None:
+                removals.remove(connection, own.tick)
+            removals.set_winner(connection, loser.id, heir.generation)
+            self._quarantine(loser, parent, name, reason)
+        generations.set_current(connection, losers[0].ino, heir.generation)
+        links.content_changed(connection, losers[0].ino, self._now_ns)
+        old = generations.the(connection, heir.generation)
+        if old.state is State.LANDING:
+            self._stay(old)
+        self.found.taken_back.append(names.path_of_name(connection, parent, name))
+
+    def _stay(self, row: GenerationRow) -> None:
+        """Keep a generation, with the size that can be vouched for; it is sealed when all of it is on disk already."""
+        if row.state is not State.LANDING:
+            return
+        in_lanes = size_in_lanes(row.image, self._stripes)
+        sealed = row.sealed_size or 0
+        size = row.size
+        if not self._same_instance:
+            size = max(sealed, min(row.size, in_lanes))
+        elif not row.flushed:
+            size = max(sealed, in_lanes)
+        if not self._same_instance and row.sealed_size == size and size == row.size:
+            generations.set_sealed(
+                self._connection, row.id, size=size, sealed_size=size, unsealed_since=None, flushed=row.flushed
+            )
+        elif size != row.size:
+            generations.set_flushed(self._connection, row.id, flushed=row.flushed, size=size)
+        if row.current and (size != row.size or not row.flushed):
+            self.found.torn.append(names.path_of_inode(self._connection, row.ino))
+
+    def _quarantine_inode(self, row: GenerationRow) -> None:
+        """Nothing of it can be trusted, and there is nothing to put in its place: the names go too."""
+        connection = self._connection
+        entries = names.of_inode(connection, row.ino)
+        lost = [record for record in removals.of_inode(connection, row.ino) if record.kind is not RemovalKind.REPLACED]
+        places = [(entry.parent, entry.name) for entry in entries]
+        if not places:
+            # Removed already. Where an fsync made that final the file must not come back, empty or not.
+            places = [(record.parent, record.name) for record in lost if not record.acknowledged]
+        parent, name = self._place_of(row, lost[0] if lost else None)
+        self._quarantine(row, parent, name, "never on disk when the power was lost")
+        inode = inodes.find(connection, row.ino)
+        assert inode is not None
+        for entry in entries:
+            links.take_name(connection, inode, entry, self._now_ns)
+        removals.forget_names_of(connection, row.ino)
+        self.nameless.add(row.ino)
+        if row.sealed_size is not None and places:
+            if row.acknowledged_parent is not None and row.acknowledged_name is not None:
+                places = [(row.acknowledged_parent, row.acknowledged_name)]
+            self.were_empty.append(_WasEmpty(row.ino, places))
+
+    def _quarantine(self, row: GenerationRow, parent: int, name: bytes, reason: str) -> None:
+        in_lanes = size_in_lanes(row.image, self._stripes)
+        size = min(row.size, in_lanes) if row.flushed else in_lanes
+        generations.set_flushed(self._connection, row.id, flushed=row.flushed, size=size)
+        removals.quarantine_generation(
+            self._connection, row.id, parent=parent, name=name, reason=reason, now_ns=self._now_ns
+        )
+        self.found.quarantined.append(names.path_of_name(self._connection, parent, name))
+
+    def _place_of(self, row: GenerationRow, record: RemovalRow | None) -> tuple[int, bytes]:
+        entries = names.of_inode(self._connection, row.ino)
+        if entries:
+            return entries[0].parent, entries[0].name
+        if record is not None:
+            return record.parent, record.name
+        return ROOT_INO, b"inode-%d" % row.ino
+
+
+def _bring_back_empty(connection: Connection, was: _WasEmpty, now_ns: int, found: _Found) -> None:
+    free = [
+        (parent, name)
+        for parent, name in was.places
+        if links.is_live_directory(connection, parent) and names.find(connection, parent, name) is None
+    ]
+    if not free:
+        return
+    empty = generations.add(connection, was.ino, now_ns)
+    generations.set_sealed(connection, empty, size=0, sealed_size=0, unsealed_since=None, flushed=True)
+    links.content_changed(connection, was.ino, now_ns)
+    for parent, name in free:
+        row: InodeRow | None = inodes.find(connection, was.ino)
+        assert row is not None
+        links.give_name(connection, row, parent, name, now_ns)
+        found.emptied.append(names.path_of_name(connection, parent, name))
+
+
+def _told(what: str, paths: tuple[bytes, ...]) -> str:
+    if not paths:
+        return ""
+    shown = ", ".join(repr(os.fsdecode(path)) for path in paths[:5])
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return f"{what}: {shown}{more}"

@@ -1,0 +1,1 @@
+"""What tests of several levels share: a volume that can be mounted, killed and mounted again."""
