@@ -62,7 +62,7 @@ class _Armed:
     argument: float
     hits: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-    next_free_s: dict[str, float] = field(default_factory=dict)
+    next_free_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
 _armed: dict[str, _Armed] = {}

@@ -33,13 +33,16 @@ class Location:
 
 
 def locate(path: Path) -> Location:
-    """The volume, and the path in it, that ``path`` means; the path in it need not exist. Raises :class:`NotAVolume`."""
+    """The volume, and the path in it, that ``path`` means; the path in it need not exist.
+
+    Raises :class:`NotAVolume`.
+    """
     resolved = Path(os.path.realpath(path))
     mount = mount_holding(resolved)
     if mount is not None:
         if mount.volume_directory is None:
             raise NotAVolume(
-                f"{path} is in a ckptfs mount whose volume is not known, because it was mounted with the option fsname. "
+                f"{path} is in a ckptfs mount whose volume is not known: it was mounted with the option fsname. "
                 "Give the volume directory instead"
             )
         return Location(mount.volume_directory, _relative(resolved, mount.mountpoint))

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -75,7 +75,8 @@ async def serve_admin(
     """
     server = _Server(volume, session)
     with _listening_socket(volume.directory) as listener:
-        await trio.serve_listeners(server.converse, [trio.SocketListener(listener)], task_status=task_status)
+        task_status.started()
+        await trio.serve_listeners(server.converse, [trio.SocketListener(listener)])
 
 
 class _Server:
@@ -96,7 +97,7 @@ class _Server:
                 await self._answer_lines(stream)
         except (trio.BrokenResourceError, trio.TooSlowError):
             return  # gone, or as good as gone
-        except Exception:  # noqa: BLE001 - one client's connection must never end the mount
+        except Exception:  # one client's connection must never end the mount
             log.exception("the control connection failed")
         finally:
             self._connections -= 1
@@ -119,7 +120,7 @@ class _Server:
             return ErrorReply(type(why).__name__, str(why))
         except OSError as why:
             return ErrorReply("OSError", str(why), why.errno or 0)
-        except Exception as why:  # noqa: BLE001 - as above
+        except Exception as why:
             log.exception("answering %s failed", type(request).__name__)
             return ErrorReply("", f"the daemon failed at this ({type(why).__name__}: {why}); its log has more")
 
@@ -158,14 +159,14 @@ async def _next_line(stream: trio.SocketStream, buffer: bytearray) -> bytes | No
 
 
 @contextmanager
-def _listening_socket(directory: Path) -> Iterator[trio.socket.SocketType]:
+def _listening_socket(directory: Path) -> Generator[trio.socket.SocketType]:
     path = directory / SOCKET_NAME
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Linux gives the new name the mode of the unbound socket: there is no moment in which others could connect.
         os.fchmod(listener.fileno(), 0o600)
         path.unlink(missing_ok=True)
-        with open_directory(directory) as fd:
+        with _open_directory(directory) as fd:
             listener.bind(f"/proc/self/fd/{fd}/{SOCKET_NAME}")
         listener.listen(_BACKLOG)
         try:
@@ -177,7 +178,7 @@ def _listening_socket(directory: Path) -> Iterator[trio.socket.SocketType]:
 
 
 @contextmanager
-def open_directory(directory: Path) -> Iterator[int]:
+def _open_directory(directory: Path) -> Generator[int]:
     """A file descriptor of ``directory``, to reach a socket in it by a short path."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

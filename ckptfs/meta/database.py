@@ -11,6 +11,7 @@ Methods block; the caller uses threads. One writer at a time: :meth:`Database.tr
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, inspect, select, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import StaticPool
 
 from ckptfs import faults
@@ -61,7 +63,7 @@ class Database:
             database = cls(path, connection)
             database.transact(_migrate)
         except Exception as why:
-            if isinstance(why.__cause__, sqlite3.DatabaseError) and "malformed" in f"{why}" or "not a database" in f"{why}":
+            if isinstance(why.__cause__, sqlite3.DatabaseError) and ("malformed" in f"{why}" or "not a database" in f"{why}"):
                 raise DamagedData(f"the metadata database {path} is damaged: {why.__cause__}") from why
             raise
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -73,12 +75,18 @@ class Database:
         return database
 
     def transact(self, action: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``action(connection, ...)`` as one transaction and return what it returns; an exception rolls it back."""
+        """Run ``action(connection, ...)`` as one transaction and return what it returns; an exception rolls it back.
+
+        Raises ``OSError`` (ENOSPC, EIO) when the database cannot be written or read.
+        """
         with self._lock:
-            with self._connection.begin():
-                before: int = self._driver.total_changes
-                result = action(self._connection, *args, **kwargs)
-                changed = self._driver.total_changes != before
+            try:
+                with self._connection.begin():
+                    before: int = self._driver.total_changes
+                    result = action(self._connection, *args, **kwargs)
+                    changed = self._driver.total_changes != before
+            except OperationalError as why:
+                raise _device_error(why) from why
             if changed:
                 self._commits += 1
             return result
@@ -146,6 +154,13 @@ def _configure(driver: sqlite3.Connection, _record: object) -> None:
     driver.execute("PRAGMA wal_autocheckpoint=0")  # fold_log does it, off the path of a transaction
     driver.execute("PRAGMA foreign_keys=OFF")  # the log and the quarantine outlive what they name; fsck checks
     driver.execute("PRAGMA cache_size=-16384")
+
+
+def _device_error(why: OperationalError) -> Exception:
+    """What SQLite could not do, as the error of the device that it is; anything else as it came."""
+    code = getattr(why.orig, "sqlite_errorcode", 0) & 0xFF
+    number = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}.get(code)
+    return why if number is None else OSError(number, f"the metadata database: {why.orig}")
 
 
 def _begin_immediate(connection: Connection) -> None:

@@ -87,7 +87,7 @@ _lane_sizes = update(image).where(image.c.generation == bindparam("g")).values(l
 _oldest_unsealed = select(func.min(generation.c.unsealed_since))
 
 
-def _row(row: Row[Any] | None) -> GenerationRow | None:
+def _row(row: Row[*tuple[Any, ...]] | None) -> GenerationRow | None:
     if row is None:
         return None
     columns: list[Any] = list(row)
@@ -96,7 +96,7 @@ def _row(row: Row[Any] | None) -> GenerationRow | None:
     if image_id is not None:
         where = ImageRow(image_id, chunk_size, first, _parse_numbers(stripes), _parse_numbers(lane_sizes or ""))
     columns[3] = State(columns[3])
-    return GenerationRow(*columns[:11], where)
+    return GenerationRow(*columns[:11], image=where)
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:
@@ -143,7 +143,8 @@ def landing(connection: Connection) -> list[GenerationRow]:
 
 def doubtful(connection: Connection) -> list[GenerationRow]:
     """Every generation that a crash puts in question, by id: those not sealed, and current ones that are torn."""
-    in_question = or_(generation.c.unsealed_since.is_not(None), and_(generation.c.current, generation.c.flushed.is_(False)))
+    torn = and_(generation.c.current, generation.c.flushed.is_(False))
+    in_question = or_(generation.c.unsealed_since.is_not(None), torn)
     return _rows(connection, _selection.where(in_question).order_by(generation.c.id))
 
 
@@ -152,7 +153,7 @@ def with_images(connection: Connection) -> list[GenerationRow]:
     return _rows(connection, _selection.where(image.c.id.is_not(None)).order_by(generation.c.id))
 
 
-def _rows(connection: Connection, query: Select[Any]) -> list[GenerationRow]:
+def _rows(connection: Connection, query: Select[*tuple[Any, ...]]) -> list[GenerationRow]:
     return [found for row in connection.execute(query) if (found := _row(row)) is not None]
 
 

@@ -54,11 +54,13 @@ _ino_of_generation = select(generation.c.ino).where(generation.c.id == bindparam
 _replaced_by = and_(  # the inode is known and has an index, the winner has none
     removal.c.ino == _ino_of_generation, removal.c.kind == RemovalKind.REPLACED, removal.c.winner == bindparam("g")
 )
-_acknowledge_replacement = update(removal).where(_replaced_by, removal.c.acknowledged.is_(False)).values(acknowledged=True)
+_acknowledge_replacement = (
+    update(removal).where(_replaced_by, removal.c.acknowledged.is_(False)).values(acknowledged=True)
+)
 _predecessors = select(removal).where(_replaced_by).order_by(removal.c.tick.desc())
 
 
-def _rows(connection: Connection, query: Select[Any], values: dict[str, int] | None = None) -> list[RemovalRow]:
+def _rows(connection: Connection, query: Select[*tuple[Any, ...]], values: dict[str, int] | None = None) -> list[RemovalRow]:
     found: list[RemovalRow] = []
     for row in connection.execute(query, values or {}):
         columns: list[Any] = list(row)
@@ -107,7 +109,10 @@ def held(connection: Connection, oldest_unsealed: int | None) -> list[RemovalRow
 def free_to_go(
     connection: Connection, oldest_unsealed: int | None, removed_before_ns: int, limit: int, after_tick: int = 0
 ) -> list[RemovalRow]:
-    """Up to ``limit`` records after ``after_tick``, oldest first, that nothing holds and that are older than ``removed_before_ns``."""
+    """Up to ``limit`` records, oldest first, that nothing holds and whose removal lies before ``removed_before_ns``.
+
+    Records up to ``after_tick`` are passed over.
+    """
     query = (
         select(removal)
         .where(~_held, removal.c.removed_ns < removed_before_ns, removal.c.tick > after_tick)
@@ -259,7 +264,7 @@ def release_from_quarantine(connection: Connection, generation_id: int) -> None:
     connection.execute(delete(quarantine).where(quarantine.c.generation == generation_id))
 
 
-def is_quarantined(connection: Connection, ino: int) -> bool:
-    """Whether a generation of the inode is in quarantine."""
-    query = select(exists().where(generation.c.ino == ino, generation.c.id == quarantine.c.generation))
-    return connection.execute(query).scalar_one()
+def quarantined_of(connection: Connection, ino: int) -> set[int]:
+    """The generations of the inode that are in quarantine."""
+    query = select(generation.c.id).where(generation.c.ino == ino, generation.c.id == quarantine.c.generation)
+    return set(connection.execute(query).scalars())

@@ -166,6 +166,7 @@ removal = Table(
     Column("acknowledged", Boolean, nullable=False),  # an fsync made the change final: never undone by recovery
     Index("removal_of_name", "parent", "name"),
     Index("removal_of_inode", "ino"),
+    Index("removal_of_winner", "winner"),
 )
 
 quarantine = Table(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, field, replace
 
 from ckptfs.errors import InvalidArgument
 from ckptfs.mount.operations import Presentation
 
-_SWITCHES = ("ro", "rw", "allow_other", "debug", "default_permissions")
+_SWITCHES = ("ro", "rw", "allow_other", "noallow_other", "debug", "default_permissions")
 _VALUES = ("uid", "gid", "umask", "fsname")
 _KERNEL = ("nosuid", "suid", "nodev", "dev", "noexec", "exec", "noatime", "atime", "sync", "async", "dirsync")
 
@@ -18,7 +19,8 @@ class MountOptions:
     """What was asked for with ``-o``.
 
     ``default_permissions`` is always in force: the kernel checks access against owner, group and mode. ``presentation`` holds
-    the uid, gid and umask options; ``kernel`` the options that the kernel knows for every filesystem, in the order given.
+    the uid, gid and umask options; ``allow_other`` lets every user in (access is checked all the same) and is the default for
+    root, whose mounts are the machine's, unless ``noallow_other`` is given; ``kernel`` the options that the kernel knows for every filesystem, in the order given.
     """
 
     read_only: bool = False
@@ -34,7 +36,7 @@ class MountOptions:
 
         The umask is octal. Raises :class:`InvalidArgument` naming what is unknown, or what has no sensible value.
         """
-        options = MountOptions()
+        options = MountOptions(allow_other=os.geteuid() == 0)
         for part in filter(None, text.split(",")):
             name, has_value, value = part.partition("=")
             if has_value and name in _VALUES:
@@ -51,8 +53,8 @@ class MountOptions:
         match name:
             case "ro" | "rw":
                 return replace(self, read_only=name == "ro")
-            case "allow_other":
-                return replace(self, allow_other=True)
+            case "allow_other" | "noallow_other":
+                return replace(self, allow_other=name == "allow_other")
             case "debug":
                 return replace(self, debug=True)
             case _:

@@ -117,8 +117,16 @@ async def serve(
     mountpoint = await trio.to_thread.run_sync(prepare_mountpoint, mountpoint)
     check_permitted(directory, mountpoint, options)
     async with open_volume(directory, read_only=options.read_only) as volume:
-        bound = [partial(service, volume) for service in services]
-        await serve_volume(volume, directory, mountpoint, options, ready=ready, services=bound)
+        bound = [_announce_changes, *services]
+        await serve_volume(
+            volume, directory, mountpoint, options, ready=ready, services=[partial(service, volume) for service in bound]
+        )
+
+
+async def _announce_changes(volume: Volume, session: Session, *, task_status: trio.TaskStatus[None]) -> None:
+    """Let the volume tell the kernel of changes that came from the admin tool."""
+    volume.attach_kernel(session.invalidate_inode, session.invalidate_entry)
+    task_status.started()
 
 
 async def serve_volume(
@@ -231,9 +239,12 @@ def prepare_mountpoint(mountpoint: Path) -> Path:
 
 
 def _answers(mountpoint: Path) -> bool:
-    """Whether the mount's daemon is alive. A dead one's mount fails with ENOTCONN at once."""
+    """Whether the mount's daemon is alive. A dead one's mount fails with ENOTCONN at once.
+
+    Asked with statvfs, which the kernel passes on each time; attributes it would answer from its cache.
+    """
     try:
-        os.stat(mountpoint)
+        os.statvfs(mountpoint)
     except OSError as why:
         return why.errno not in (errno.ENOTCONN, errno.ECONNABORTED)
     return True

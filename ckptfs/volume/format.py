@@ -121,7 +121,7 @@ def _refuse_unusable_stripe(path: Path, directory: Path) -> None:
             raise RefusedError(f"the stripe {path} is not writable for this user. Change its owner or mode")
     elif os.path.lexists(path):
         raise RefusedError(f"the stripe {path} is not a directory")
-    elif not path.parent.is_dir() and path.parent != directory:
+    elif not path.parent.is_dir() and path.parent not in (directory, *directory.parents):
         raise RefusedError(
             f"the stripe {path} cannot be made: {path.parent} does not exist. Is the device mounted? "
             "If it is, make that directory first"

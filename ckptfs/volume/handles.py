@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckptfs.errors import ReadOnlyVolume
@@ -57,10 +58,8 @@ class OpenFile:
         """The last descriptor and mapping are gone."""
         if self._writes:
             # Mapped pages may have been written after the last FLUSH.
-            try:
+            with suppress(OSError):  # reported already, at the write and at FLUSH; RELEASE has nobody to report to
                 await self._file.flush()
-            except OSError:
-                pass  # reported already, at the write and at FLUSH; RELEASE has nobody to report to
             self._file.writers -= 1
         else:
             self._file.readers -= 1

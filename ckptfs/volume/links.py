@@ -1,7 +1,7 @@
 """Names given back and taken away behind the back of programs: by recovery, ``undelete``, ``previous`` and ``fsck``.
 
-What :mod:`ckptfs.volume.namespace` does for programs, without its log and without its refusals: the caller has decided. Every function
-keeps entries, link counts and the times of directories in step, within the transaction of the caller.
+What :mod:`ckptfs.volume.namespace` does for programs, without its log and without its refusals: the caller has decided.
+Every function keeps entries, link counts and the times of directories in step, within the transaction of the caller.
 """
 
 from __future__ import annotations

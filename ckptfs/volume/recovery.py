@@ -1,12 +1,13 @@
-"""Recovery: what a mount does about a run that did not end cleanly, before it serves (docs/crash-consistency.md has the tables).
+"""Recovery: what a mount does about a run that did not end cleanly, before it serves.
 
-Contents come first: for every generation that the crash put in question, whether it stands, yields to a predecessor, or goes to quarantine.
-After a loss of power, names follow: removals that were held and that no fsync made final are undone (``undo.py``), then files
-that an fsync found empty come back empty. All of that is one transaction and a barrier, so a crash in it repeats it. Then the orphan
-sweep unlinks lanes that no image row names, which is harmless to repeat.
+docs/crash-consistency.md has the tables. Contents come first: for every generation that the crash put in question,
+whether it stands, yields to a predecessor, or goes to quarantine. After a loss of power, names follow: removals that
+were held and that no fsync made final are undone (``undo.py``), then files that an fsync found empty come back empty.
+All of that is one transaction and a barrier, so a crash in it repeats it. Then lanes are brought in line with what the
+metadata says, which is harmless to repeat.
 
-A replaced content is taken back only while its record is not acknowledged, that is until an fsync covered the successor or a seal found
-it finished: an edit in place of a finished file must never bring back what that file replaced.
+A replaced content is taken back only while its record is not acknowledged, that is until an fsync covered the
+successor or a seal found it finished: an edit in place of a finished file must never bring back what that one replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy import Connection
 
 from ckptfs import faults
 from ckptfs.image.files import lane_path, list_lanes, unlink_image
+from ckptfs.image.image import Image
 from ckptfs.image.layout import Layout
 from ckptfs.meta import generations, inodes, names, removals
 from ckptfs.meta.database import Database
@@ -70,6 +72,8 @@ def recover(database: Database, stripes: Sequence[Path], same_instance: bool, no
     faults.hit("recovery.committed")
     database.barrier()
     swept = sweep(database, stripes)
+    if not same_instance:
+        _cut_lanes(database, stripes)
     return RecoveryReport(
         same_instance=same_instance,
         taken_back=tuple(found.taken_back),
@@ -82,7 +86,10 @@ def recover(database: Database, stripes: Sequence[Path], same_instance: bool, no
 
 
 def sweep(database: Database, stripes: Sequence[Path]) -> list[Path]:
-    """Unlink the lanes of dropped images, and lanes that no image row names; returns the latter. A barrier must have been made."""
+    """Unlink the lanes of dropped images, and those that no image row names; returns the latter.
+
+    A barrier must have covered the commits that dropped the images.
+    """
     dropping = database.transact(generations.dropping_images)
     for image in dropping:
         unlink_image(image.id, len(image.stripes), [stripes[number] for number in image.stripes])
@@ -92,6 +99,27 @@ def sweep(database: Database, stripes: Sequence[Path]) -> list[Path]:
     if dropping:
         database.transact(generations.forget_images, [image.id for image in dropping])
     return orphans
+
+
+def _cut_lanes(database: Database, stripes: Sequence[Path]) -> None:
+    """Cut lanes to the size of their file: where the metadata lost a write or a truncate that the lanes have seen.
+
+    Otherwise those bytes would show, instead of zeros, once the file is made longer. What is in quarantine stays whole.
+    """
+    rows, quarantined = database.transact(
+        lambda connection: (
+            generations.with_images(connection),
+            {one.generation for one in removals.quarantined(connection)},
+        )
+    )
+    for row in rows:
+        if row.image is None or row.id in quarantined or size_in_lanes(row.image, stripes) <= row.size:
+            continue
+        image = Image(row.image.id, layout_of(row.image), [stripes[number] for number in row.image.stripes])
+        try:
+            image.truncate(row.size)
+        finally:
+            image.close()
 
 
 def find_orphans(stripes: Sequence[Path], rows: Iterable[GenerationRow]) -> Iterator[Path]:
@@ -110,15 +138,23 @@ def find_orphans(stripes: Sequence[Path], rows: Iterable[GenerationRow]) -> Iter
 
 def size_in_lanes(image: ImageRow | None, stripes: Sequence[Path]) -> int:
     """Up to where the lanes of an image hold bytes, as a size of the file; missing lanes hold none."""
-    if image is None:
-        return 0
+    return 0 if image is None else layout_of(image).size_implied_by(lane_sizes(image, stripes))
+
+
+def lane_sizes(image: ImageRow, stripes: Sequence[Path]) -> list[int]:
+    """The size of each lane file of an image in bytes, 0 for a missing one."""
     sizes: list[int] = []
     for lane, number in enumerate(image.stripes):
         try:
             sizes.append(os.stat(lane_path(stripes[number], image.id, lane)).st_size)
         except FileNotFoundError:
             sizes.append(0)
-    return Layout(image.chunk_size, len(image.stripes), image.first).size_implied_by(sizes)
+    return sizes
+
+
+def layout_of(image: ImageRow) -> Layout:
+    """The arithmetic of an image."""
+    return Layout(image.chunk_size, len(image.stripes), image.first)
 
 
 @dataclass(slots=True)
@@ -132,9 +168,13 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _WasEmpty:
-    """A file whose content is in quarantine and that was on disk while it was empty; ``places`` are where it may come back."""
+    """A file whose content is in quarantine, and which was on disk while it was empty.
+
+    ``places`` are where it may come back.
+    """
 
     ino: int
+    content: int
     places: list[tuple[int, bytes]]
 
 
@@ -144,7 +184,7 @@ def _decide(connection: Connection, stripes: Sequence[Path], same_instance: bool
         for record in removals.held(connection, generations.oldest_unsealed(connection))
         if record.kind is not RemovalKind.REPLACED and not record.acknowledged
     ]
-    work = _Contents(connection, stripes, same_instance, now_ns)
+    work = _Contents(connection, stripes, same_instance, {record.tick for record in held}, now_ns)
     for row in generations.doubtful(connection):
         if row.current:
             work.settle_current(row)
@@ -165,13 +205,16 @@ def _decide(connection: Connection, stripes: Sequence[Path], same_instance: bool
 class _Contents:
     """The first half of recovery: what becomes of each generation in question."""
 
-    def __init__(self, connection: Connection, stripes: Sequence[Path], same_instance: bool, now_ns: int) -> None:
+    def __init__(
+        self, connection: Connection, stripes: Sequence[Path], same_instance: bool, undoable: set[int], now_ns: int
+    ) -> None:
         self.found = _Found()
         self.nameless: set[int] = set()
         self.were_empty: list[_WasEmpty] = []
         self._connection = connection
         self._stripes = stripes
         self._same_instance = same_instance
+        self._undoable = undoable
         self._now_ns = now_ns
 
     def settle_current(self, row: GenerationRow) -> None:
@@ -184,9 +227,7 @@ class _Contents:
         heir, between = self._heir(row, usable)
         if heir is not None:
             self._yield_to(heir, [row, *between])
-        elif usable:
-            self._stay(row)
-        elif row.sealed_size == 0 and not size_in_lanes(row.image, self._stripes):
+        elif usable or (row.sealed_size == 0 and not size_in_lanes(row.image, self._stripes)):
             self._stay(row)
         else:
             self._quarantine_inode(row)
@@ -199,7 +240,8 @@ class _Contents:
         record = removals.of_generation(self._connection, row.id)
         if record is None:
             return  # cannot be; fsck finds it
-        removals.set_winner(self._connection, row.id, record.winner or row.id)
+        if record.winner is not None:
+            removals.set_winner(self._connection, row.id, record.winner)
         removals.remove(self._connection, record.tick)
         self._quarantine(row, record.parent, record.name, "replaced before it was on disk, then the power was lost")
 
@@ -211,9 +253,9 @@ class _Contents:
         return self._same_instance or row.state is not State.LANDING or bool(row.sealed_size)
 
     def _heir(self, row: GenerationRow, usable: bool) -> tuple[RemovalRow | None, list[GenerationRow]]:
-        """The record of the predecessor that ``row`` yields to, with the generations between that are worth no more than it.
+        """The record of the predecessor that ``row`` yields to, and the generations between that are passed over.
 
-        The newest finished one; with none, and nothing in ``row`` to serve, the newest that can be served in part.
+        It is the newest finished one; with none, and nothing in ``row`` to serve, the newest that can be served at all.
         """
         between: list[GenerationRow] = []
         partly: tuple[RemovalRow, list[GenerationRow]] | None = None
@@ -266,10 +308,11 @@ class _Contents:
             size = max(sealed, min(row.size, in_lanes))
         elif not row.flushed:
             size = max(sealed, in_lanes)
-        if not self._same_instance and row.sealed_size == size and size == row.size:
+        if not self._same_instance and row.sealed_size == size:
             generations.set_sealed(
                 self._connection, row.id, size=size, sealed_size=size, unsealed_since=None, flushed=row.flushed
             )
+            self._note_lanes(row, size)
         elif size != row.size:
             generations.set_flushed(self._connection, row.id, flushed=row.flushed, size=size)
         if row.current and (size != row.size or not row.flushed):
@@ -282,8 +325,8 @@ class _Contents:
         lost = [record for record in removals.of_inode(connection, row.ino) if record.kind is not RemovalKind.REPLACED]
         places = [(entry.parent, entry.name) for entry in entries]
         if not places:
-            # Removed already. Where an fsync made that final the file must not come back, empty or not.
-            places = [(record.parent, record.name) for record in lost if not record.acknowledged]
+            # Removed already: it comes back, empty, only where its removal would be undone.
+            places = [(record.parent, record.name) for record in lost if record.tick in self._undoable]
         parent, name = self._place_of(row, lost[0] if lost else None)
         self._quarantine(row, parent, name, "never on disk when the power was lost")
         inode = inodes.find(connection, row.ino)
@@ -295,16 +338,25 @@ class _Contents:
         if row.sealed_size is not None and places:
             if row.acknowledged_parent is not None and row.acknowledged_name is not None:
                 places = [(row.acknowledged_parent, row.acknowledged_name)]
-            self.were_empty.append(_WasEmpty(row.ino, places))
+            self.were_empty.append(_WasEmpty(row.ino, row.id, places))
 
     def _quarantine(self, row: GenerationRow, parent: int, name: bytes, reason: str) -> None:
         in_lanes = size_in_lanes(row.image, self._stripes)
         size = min(row.size, in_lanes) if row.flushed else in_lanes
         generations.set_flushed(self._connection, row.id, flushed=row.flushed, size=size)
+        self._note_lanes(row, size)
         removals.quarantine_generation(
             self._connection, row.id, parent=parent, name=name, reason=reason, now_ns=self._now_ns
         )
         self.found.quarantined.append(names.path_of_name(self._connection, parent, name))
+
+    def _note_lanes(self, row: GenerationRow, size: int) -> None:
+        """Record how long the lanes are from now on, cut to ``size``: what an earlier seal recorded holds no more."""
+        if row.image is not None:
+            layout = layout_of(row.image)
+            held = enumerate(lane_sizes(row.image, self._stripes))
+            sizes = [min(held_bytes, layout.lane_size(lane, size)) for lane, held_bytes in held]
+            generations.set_lane_sizes(self._connection, row.id, sizes)
 
     def _place_of(self, row: GenerationRow, record: RemovalRow | None) -> tuple[int, bytes]:
         entries = names.of_inode(self._connection, row.ino)
@@ -324,6 +376,7 @@ def _bring_back_empty(connection: Connection, was: _WasEmpty, now_ns: int, found
     if not free:
         return
     empty = generations.add(connection, was.ino, now_ns)
+    removals.set_winner(connection, was.content, empty)
     generations.set_sealed(connection, empty, size=0, sealed_size=0, unsealed_since=None, flushed=True)
     links.content_changed(connection, was.ino, now_ns)
     for parent, name in free:

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class VolumeIdentity:
-    """Which volume: ``id`` from volume.toml, ``dir`` the volume directory, ``version`` of the ckptfs that
+    """``id`` is from volume.toml, ``dir`` the volume directory, ``version`` of the ckptfs that
     serves it.
     """
 
@@ -37,7 +37,7 @@ class StripeReport:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCounts:
-    """Generations by state; ``torn`` ones are counted under ``landing`` too, ``quarantined`` ones under nothing else."""
+    """Generations by state; ``torn`` ones are also counted under ``landing``, ``quarantined`` ones nowhere else."""
 
     landing: int = 0
     sealed: int = 0
@@ -108,7 +108,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class PreviousVersion:
-    """A content that a name had before, still in the removal log; ``kind`` is how the name lost it (``RemovalKind``)."""
+    """A content that a name had before, still in the removal log; ``kind`` (``RemovalKind``) is how the name lost it."""
 
     generation: int
     size: int
@@ -147,7 +147,7 @@ class FsckMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One inconsistency: ``kind`` is a row of the table in docs/crash-consistency.md, ``detail`` a sentence,
+    """``kind`` is a row of the table in docs/crash-consistency.md, ``detail`` a sentence,
     ``path`` if a name is hit.
     """
 

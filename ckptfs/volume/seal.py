@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from ckptfs import faults
 from ckptfs.image.image import Image
 from ckptfs.image.syscalls import syncfs
-from ckptfs.meta import generations, inodes, names
+from ckptfs.meta import generations, inodes, names, removals
 from ckptfs.meta.database import Database
 from ckptfs.meta.schema import State
 from ckptfs.volume.landing import Landing
@@ -195,6 +195,8 @@ def _commit_whole(connection: Connection, file: LiveFile, lane_sizes: list[int])
         flushed=file.flushed,
     )
     generations.set_lane_sizes(connection, file.generation, lane_sizes)
+    if file.flushed:
+        removals.acknowledge_replacement(connection, file.generation)
     inodes.set_times(connection, file.ino, file.atime_ns, file.mtime_ns, file.ctime_ns)
 
 
@@ -214,6 +216,7 @@ def _commit_retired(connection: Connection, generation: int, size: int) -> None:
         generations.set_sealed(
             connection, generation, size=size, sealed_size=size, unsealed_since=None, flushed=True
         )
+        removals.acknowledge_replacement(connection, generation)
 
 
 def _acknowledge_empty(connection: Connection, generation: int, ino: int) -> None:

@@ -1,8 +1,9 @@
 """Undoing removals after a loss of power: what was removed while something was unsealed comes back.
 
-Newest first, a record at a time, and over again while that makes progress (undoing one can make room for another), so that doing it
-twice changes nothing. The rule for each: a name that is free takes its inode back; a rename is undone only while the winner still
-has the name, and the winner goes back to where it came from. What cannot be undone stays in the log, where ``undelete`` finds it.
+Newest first, a record at a time, and over again while that makes progress (undoing one can make room for another), so
+that doing it twice changes nothing. The rule for each: a name that is free takes its inode back; a rename is undone
+only while the winner still has the name, and the winner goes back to where it came from. What cannot be undone stays in
+the log, where ``undelete`` finds it.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Volume:
         faults.hit("names.committed")
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, mode: RenameMode) -> None:
-        """rename(2). Waits until what was written to the file is in its image, so that a failed write is reported here."""
+        """Rename, as rename(2) does. Waits until what was written to the file is in its image, so that a failed write is reported here."""
         self._check_writable()
         moved = await self.transact(namespace.the_named, parent, name)
         file = self.landing.find(moved.ino)

@@ -128,7 +128,7 @@ def run(command: Sequence[str | Path], timeout_s: float = 120, **options: object
 
 def _is_dead(mountpoint: Path) -> bool:
     try:
-        mountpoint.stat()
+        os.statvfs(mountpoint)
     except OSError:
         return True
     return False

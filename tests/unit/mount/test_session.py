@@ -74,7 +74,7 @@ async def test_a_signal_to_a_busy_mount_lets_open_files_be_finished(mounted: Mou
     await mounted.do(os.close, descriptor)
     with trio.fail_after(30):
         await mounted.ended.wait()
-    assert mounted.volume.requests["release"] == 1
+    assert mounted.volume.requests["flush"] == 1  # RELEASE may be lost with the connection
 
 
 async def test_a_second_signal_ends_a_busy_mount_at_once(mounted: Mounted) -> None:
