@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from ckptfs.errors import ConfigError, NotAVolume
-from ckptfs.units import format_duration, format_size, parse_duration, parse_size
+from ckptfs.units import format_size, parse_duration, parse_size
 
 CONFIG_NAME = "volume.toml"
 
@@ -143,7 +143,7 @@ def render_default(config: VolumeConfig, directory: Path) -> str:
         chunk_size=_render_size(config.volume.chunk_size),
         width=width,
         stripes=stripes,
-        undelete_window=_quote(format_duration(config.space.undelete_window_s)),
+        undelete_window=_render_duration(config.space.undelete_window_s),
     )
 
 
@@ -202,6 +202,13 @@ def _render_size(count: int) -> str:
         if count and count % size == 0:
             return f'"{count // size}{unit}"'
     return str(count)
+
+
+def _render_duration(seconds: float) -> str:
+    for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if seconds and seconds % length_s == 0:
+            return f'"{int(seconds) // length_s}{unit}"'
+    return str(seconds)
 
 
 def _quote(text: str) -> str:

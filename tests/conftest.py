@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.support.mounted import MountedVolume
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+settings.register_profile("long", max_examples=1000)  # for a night: tests/model takes its own measure from the name
+
 MARKS_OF_DIRECTORY = {
+    "model": ("mount",),
     "mount": ("mount",),
     "frameworks": ("mount", "frameworks"),
     "crash": ("mount", "crash"),

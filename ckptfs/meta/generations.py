@@ -148,6 +148,11 @@ def doubtful(connection: Connection) -> list[GenerationRow]:
     return _rows(connection, _selection.where(in_question).order_by(generation.c.id))
 
 
+def everything(connection: Connection) -> list[GenerationRow]:
+    """Every generation, by id."""
+    return _rows(connection, _selection.order_by(generation.c.id))
+
+
 def with_images(connection: Connection) -> list[GenerationRow]:
     """Every generation that has an image."""
     return _rows(connection, _selection.where(image.c.id.is_not(None)).order_by(generation.c.id))
@@ -183,9 +188,10 @@ def current_bytes(connection: Connection) -> int:
     return connection.execute(select(func.coalesce(func.sum(generation.c.size), 0)).where(generation.c.current)).scalar_one()
 
 
-def add(connection: Connection, ino: int, now_ns: int) -> int:
-    """Give the inode a new, empty, current generation; what was current is so no more. Returns its id."""
-    return connection.execute(
+def add(connection: Connection, ino: int, now_ns: int) -> GenerationRow:
+    """Give the inode, which must have no current generation, a new and empty one."""
+    tick = next_tick(connection)
+    new = connection.execute(
         _add,
         {
             "ino": ino,
@@ -193,10 +199,11 @@ def add(connection: Connection, ino: int, now_ns: int) -> int:
             "state": State.LANDING,
             "size": 0,
             "flushed": True,
-            "unsealed_since": next_tick(connection),
+            "unsealed_since": tick,
             "created_ns": now_ns,
         },
     ).scalar_one()
+    return GenerationRow(new, ino, True, State.LANDING, 0, None, True, tick, None, None, now_ns, None)
 
 
 def set_current(connection: Connection, ino: int, generation_id: int | None) -> None:

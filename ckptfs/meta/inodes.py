@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
 
 from ckptfs.meta.schema import generation, inode, xattr
 
@@ -80,6 +80,20 @@ _link = (
 )
 _set_links = update(inode).where(inode.c.ino == bindparam("i")).values(nlink=bindparam("n"), ctime_ns=bindparam("t"))
 _changed = update(inode).where(inode.c.ino == bindparam("i")).values(ctime_ns=bindparam("t"))
+_setgid_executable = stat.S_ISGID | stat.S_IXGRP
+_drop_setid = (
+    update(inode)
+    .where(inode.c.ino == bindparam("i"), inode.c.mode.op("&")(stat.S_ISUID | stat.S_ISGID) != 0)
+    .values(
+        mode=case(
+            (
+                inode.c.mode.op("&")(_setgid_executable) == _setgid_executable,
+                inode.c.mode.op("&")(~(stat.S_ISUID | stat.S_ISGID)),
+            ),
+            else_=inode.c.mode.op("&")(~stat.S_ISUID),
+        )
+    )
+)
 _get_xattr = select(xattr.c.value).where(xattr.c.ino == bindparam("i"), xattr.c.name == bindparam("n"))
 
 
@@ -143,6 +157,11 @@ def set_times(connection: Connection, ino: int, atime_ns: int, mtime_ns: int, ct
     connection.execute(_times, {"i": ino, "a": atime_ns, "m": mtime_ns, "c": ctime_ns})
 
 
+def drop_setid(connection: Connection, ino: int) -> None:
+    """Content is about to change: the set-user-id bit goes, and set-group-id where it means execution."""
+    connection.execute(_drop_setid, {"i": ino})
+
+
 def set_columns(connection: Connection, ino: int, columns: dict[str, int]) -> None:
     """Set any of mode, uid, gid, atime_ns, mtime_ns, ctime_ns."""
     connection.execute(update(inode).where(inode.c.ino == ino).values(**columns))
@@ -152,6 +171,11 @@ def remove(connection: Connection, ino: int) -> None:
     """Delete an inode and its extended attributes; its generations must be gone."""
     connection.execute(delete(xattr).where(xattr.c.ino == ino))
     connection.execute(delete(inode).where(inode.c.ino == ino))
+
+
+def everything(connection: Connection) -> list[InodeRow]:
+    """Every inode, by number."""
+    return [InodeRow(*row) for row in connection.execute(selection.order_by(inode.c.ino))]
 
 
 def count(connection: Connection) -> int:

@@ -151,6 +151,11 @@ def unsealed_in(connection: Connection, directory: int, candidates: set[int]) ->
     return set(rows.scalars())
 
 
+def everything(connection: Connection) -> list[EntryRow]:
+    """Every entry of the volume, oldest position first."""
+    return [EntryRow(*row) for row in connection.execute(select(*_columns).order_by(entry.c.cookie))]
+
+
 def count(connection: Connection) -> int:
     """How many entries the volume has."""
     return connection.execute(select(func.count()).select_from(entry)).scalar_one()

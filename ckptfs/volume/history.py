@@ -105,7 +105,7 @@ def removed_names(connection: Connection, path: bytes, window_s: float) -> list[
         above = directories[record.parent]
         full = above + b"/" + record.name if above else record.name
         row = inodes.find(connection, record.ino)
-        if row is None or not (full == path or full.startswith(below)):
+        if row is None or not _can_come_back(row) or not (full == path or full.startswith(below)):
             continue
         found.append(
             RemovedName(

@@ -21,6 +21,7 @@ from ckptfs.image.placement import Placement
 from ckptfs.meta import generations
 from ckptfs.meta.database import Database
 from ckptfs.meta.generations import GenerationRow, ImageRow
+from ckptfs.meta.inodes import InodeRow
 from ckptfs.meta.schema import State
 from ckptfs.volume import live
 from ckptfs.volume.buffer import WriteBuffer
@@ -149,6 +150,12 @@ class Landing:
             if found.state is State.LANDING:
                 self.track(found)
         return found
+
+    def born(self, inode: InodeRow, generation: GenerationRow) -> None:
+        """A file was just made: it is live, and no metadata needs to be read to open it."""
+        if inode.ino not in self._files:
+            file = self._files[inode.ino] = LiveFile(self, inode, generation)
+            self.track(file)
 
     async def released(self, file: LiveFile) -> None:
         """A handle went: give back reserved space with the last writer, and let the file go when nothing is left."""

@@ -228,7 +228,7 @@ class LiveFile:
             if was_sealed:
                 self.dirty_since_s = time.monotonic()
             row = await self._landing.transact(
-                _begin_landing, self.generation, was_sealed, self.size, self.image is None, self._landing
+                _begin_landing, self, was_sealed
             )
             self.state = State.LANDING
             self.flushed = False
@@ -237,6 +237,10 @@ class LiveFile:
                 faults.hit("image.created")
                 self._open_image(row, new=True)
         faults.hit("landing.dirty-marked")
+
+    def new_image(self, connection: Connection) -> ImageRow:
+        """Record an image for the generation, in the transaction that marks it dirty."""
+        return self._landing.add_image(connection, self.generation)
 
     async def _decide_width(self) -> None:
         # Bytes of chunk 0 may be on their way meanwhile: lane 0 is the same file at any width.
@@ -387,14 +391,14 @@ def _write_runs(image: Image, lane: int, runs: list[tuple[int, list[bytes | memo
         image.write_span(lane, lane_offset, pieces)
 
 
-def _begin_landing(
-    connection: Connection, generation: int, was_sealed: bool, size: int, needs_image: bool, landing: Landing
-) -> ImageRow | None:
+def _begin_landing(connection: Connection, file: LiveFile, was_sealed: bool) -> ImageRow | None:
     if was_sealed:
-        generations.mark_dirty(connection, generation)
+        generations.mark_dirty(connection, file.generation)
     else:
-        generations.set_flushed(connection, generation, flushed=False, size=size)
-    return landing.add_image(connection, generation) if needs_image else None
+        generations.set_flushed(connection, file.generation, flushed=False, size=file.size)
+    # The kernel does this for writes through its page cache only.
+    inodes.drop_setid(connection, file.ino)
+    return file.new_image(connection) if file.image is None else None
 
 
 def _commit_flush(

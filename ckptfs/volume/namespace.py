@@ -61,7 +61,7 @@ def create(
     *,
     rdev: int = 0,
     target: bytes | None = None,
-) -> InodeRow:
+) -> tuple[InodeRow, GenerationRow | None]:
     """Make an inode of the type in ``mode`` under a free name; a regular file gets its first generation.
 
     In a setgid directory the group is the directory's, and a new directory is setgid too.
@@ -90,10 +90,10 @@ def create(
     generation = generations.add(connection, ino, now_ns) if stat.S_ISREG(mode) else None
     names.add(connection, parent, name, ino)
     inodes.touch_directory(connection, parent, now_ns, links=1 if is_directory else 0)
-    content_size = None if generation is None else 0
-    return InodeRow(
-        ino, mode, caller.uid, gid, rdev, 2 if is_directory else 1, now_ns, now_ns, now_ns, target, generation, content_size
-    )
+    shown = (None, None) if generation is None else (generation.id, 0)
+    links = 2 if is_directory else 1
+    row = InodeRow(ino, mode, caller.uid, gid, rdev, links, now_ns, now_ns, now_ns, target, *shown)
+    return row, generation
 
 
 def link(connection: Connection, ino: int, parent: int, name: bytes, now_ns: int) -> InodeRow:
@@ -201,7 +201,7 @@ def replace_generation(connection: Connection, ino: int, now_ns: int, damaged: b
     named = names.of_inode(connection, ino)
     if old is not None:
         if damaged:
-            removals.set_winner(connection, old.id, new)
+            removals.set_winner(connection, old.id, new.id)
             generations.remove(connection, old.id)
         elif named:
             removals.add(
@@ -212,13 +212,13 @@ def replace_generation(connection: Connection, ino: int, now_ns: int, damaged: b
                 ino=ino,
                 now_ns=now_ns,
                 generation_id=old.id,
-                winner=new,
+                winner=new.id,
             )
         else:
             generations.remove(connection, old.id)
     row = the_inode(connection, ino)
     inodes.set_times(connection, ino, row.atime_ns, now_ns, now_ns)
-    return generations.the(connection, new)
+    return new
 
 
 def _exchange(

@@ -77,7 +77,7 @@ def recover(database: Database, stripes: Sequence[Path], same_instance: bool, no
     return RecoveryReport(
         same_instance=same_instance,
         taken_back=tuple(found.taken_back),
-        quarantined=tuple(found.quarantined),
+        quarantined=tuple(found.quarantined.values()),
         torn=tuple(found.torn),
         undone=tuple(found.undone),
         emptied=tuple(found.emptied),
@@ -160,7 +160,7 @@ def layout_of(image: ImageRow) -> Layout:
 @dataclass(slots=True)
 class _Found:
     taken_back: list[bytes] = field(default_factory=list[bytes])
-    quarantined: list[bytes] = field(default_factory=list[bytes])
+    quarantined: dict[int, bytes] = field(default_factory=dict[int, bytes])
     torn: list[bytes] = field(default_factory=list[bytes])
     undone: list[bytes] = field(default_factory=list[bytes])
     emptied: list[bytes] = field(default_factory=list[bytes])
@@ -227,7 +227,7 @@ class _Contents:
         heir, between = self._heir(row, usable)
         if heir is not None:
             self._yield_to(heir, [row, *between])
-        elif usable or (row.sealed_size == 0 and not size_in_lanes(row.image, self._stripes)):
+        elif usable:
             self._stay(row)
         else:
             self._quarantine_inode(row)
@@ -348,7 +348,7 @@ class _Contents:
         removals.quarantine_generation(
             self._connection, row.id, parent=parent, name=name, reason=reason, now_ns=self._now_ns
         )
-        self.found.quarantined.append(names.path_of_name(self._connection, parent, name))
+        self.found.quarantined[row.id] = names.path_of_name(self._connection, parent, name)
 
     def _note_lanes(self, row: GenerationRow, size: int) -> None:
         """Record how long the lanes are from now on, cut to ``size``: what an earlier seal recorded holds no more."""
@@ -375,8 +375,15 @@ def _bring_back_empty(connection: Connection, was: _WasEmpty, now_ns: int, found
     ]
     if not free:
         return
-    empty = generations.add(connection, was.ino, now_ns)
-    removals.set_winner(connection, was.content, empty)
+    content = generations.the(connection, was.content)
+    if content.size:
+        empty = generations.add(connection, was.ino, now_ns).id
+        removals.set_winner(connection, content.id, empty)
+    else:  # nothing is in quarantine that would be worth keeping there
+        empty = content.id
+        removals.release_from_quarantine(connection, empty)
+        del found.quarantined[empty]
+        generations.set_current(connection, was.ino, empty)
     generations.set_sealed(connection, empty, size=0, sealed_size=0, unsealed_since=None, flushed=True)
     links.content_changed(connection, was.ino, now_ns)
     for parent, name in free:

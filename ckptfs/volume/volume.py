@@ -219,10 +219,12 @@ class Volume:
         self, parent: int, name: bytes, mode: int, caller: Caller, *, rdev: int = 0, target: bytes | None = None
     ) -> Attributes:
         self._check_writable()
-        row = await self.transact(
+        row, generation = await self.transact(
             namespace.create, parent, name, mode, caller, time.time_ns(), rdev=rdev, target=target
         )
         self._lookups[row.ino] += 1
+        if generation is not None:
+            self.landing.born(row, generation)
         faults.hit("names.committed")
         return self._attributes(row)
 
