@@ -188,8 +188,8 @@ def current_bytes(connection: Connection) -> int:
     return connection.execute(select(func.coalesce(func.sum(generation.c.size), 0)).where(generation.c.current)).scalar_one()
 
 
-def add(connection: Connection, ino: int, now_ns: int) -> GenerationRow:
-    """Give the inode, which must have no current generation, a new and empty one."""
+def add(connection: Connection, ino: int, now_ns: int, *, flushed: bool = True) -> GenerationRow:
+    """Give the inode, which must have no current generation, a new and empty one; not ``flushed`` when it is yet to be written."""
     tick = next_tick(connection)
     new = connection.execute(
         _add,
@@ -198,12 +198,12 @@ def add(connection: Connection, ino: int, now_ns: int) -> GenerationRow:
             "current": True,
             "state": State.LANDING,
             "size": 0,
-            "flushed": True,
+            "flushed": flushed,
             "unsealed_since": tick,
             "created_ns": now_ns,
         },
     ).scalar_one()
-    return GenerationRow(new, ino, True, State.LANDING, 0, None, True, tick, None, None, now_ns, None)
+    return GenerationRow(new, ino, True, State.LANDING, 0, None, flushed, tick, None, None, now_ns, None)
 
 
 def set_current(connection: Connection, ino: int, generation_id: int | None) -> None:

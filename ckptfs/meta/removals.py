@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, delete, exists, func, insert, or_, select, update
 
 from ckptfs.meta.generations import next_tick
-from ckptfs.meta.schema import RemovalKind, State, generation, image, quarantine, removal
+from ckptfs.meta.schema import RemovalKind, State, generation, image, inode, quarantine, removal
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +226,20 @@ def count(connection: Connection) -> int:
     return connection.execute(select(func.count()).select_from(removal)).scalar_one()
 
 
-def images_kept(connection: Connection) -> list[tuple[int, str]]:
-    """Image id and stripes (text) of every generation that only the log keeps."""
-    named = select(generation.c.ino).where(generation.c.current)
+def images_kept(connection: Connection, known: set[int]) -> list[tuple[int, str]]:
+    """Image id and stripes (text) of every generation that only the log keeps: replaced ones, and those of inodes without a name.
+
+    Not those of nameless inodes among ``known``, which somebody still has open, nor what is in quarantine.
+    """
     rows = connection.execute(
-        select(image.c.id, image.c.stripes)
-        .select_from(image.join(generation, image.c.generation == generation.c.id))
-        .where(or_(generation.c.current.is_(False), generation.c.ino.not_in(named)))
+        select(image.c.id, image.c.stripes, generation.c.ino, generation.c.current)
+        .select_from(
+            image.join(generation, image.c.generation == generation.c.id).join(inode, generation.c.ino == inode.c.ino)
+        )
+        .where(or_(generation.c.current.is_(False), inode.c.nlink == 0))
+        .where(generation.c.id.not_in(select(quarantine.c.generation)))
     )
-    return [(row[0], row[1]) for row in rows]
+    return [(image_id, stripes) for image_id, stripes, ino, current in rows if not (current and ino in known)]
 
 
 def quarantine_generation(

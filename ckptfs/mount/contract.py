@@ -5,13 +5,15 @@ mount over a small volume in memory, and served by any session. All methods rais
 device. Only what may wait is ``async``; nothing here blocks the loop. Inode 1 is the root, and inode numbers are
 never used twice.
 
-**Lookup counts.** ``lookup``, ``create``, ``mknod``, ``mkdir``, ``symlink`` and ``link`` each count one use of the inode they answer
-with, ``remember`` one more, and ``forget`` takes them back. An inode and its data stay until the count is 0, also without a name.
+**Lookup counts.** ``lookup``, ``create``, ``mknod``, ``mkdir``, ``symlink`` and ``link`` each count one use of the
+inode they answer with, ``remember`` one more, and ``forget`` takes them back. An inode and its data stay until the
+count is 0, also without a name.
 
 **Groups.** In a directory with the setgid bit, the volume gives new entries the directory's group, and new
 directories the bit too. The kernel has already applied the umask.
 
-**Times.** ``mtime_ns`` and the size change with every accepted write: the kernel drops cached pages when it sees that they did.
+**Times.** ``mtime_ns`` and the size change with every accepted write: the kernel drops cached pages when it sees that
+they did.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class ServedVolume(Protocol):
         ...
 
     async def readdir(self, ino: int, after_cookie: int, limit: int) -> list[DirectoryEntry]:
-        """At most ``limit`` entries after the cookie (0: from the start), without ``.`` and ``..``; empty at the end."""
+        """At most ``limit`` entries after the cookie (0: from the start), without ``.`` and ``..``; none at the end."""
         ...
 
     async def fsync_directory(self, ino: int) -> None: ...

@@ -1,10 +1,11 @@
 """Error numbers: the only place in ckptfs that chooses one for the kernel.
 
-:data:`ERRNO` maps each domain error to an errno; an ``OSError`` of a device keeps its own. :func:`answered` wraps every operation, so
-that an exception is always an answer: pyfuse3 ends the whole mount when anything but ``FUSEError`` leaves a handler.
+:data:`ERRNO` maps each domain error to an errno; an ``OSError`` of a device keeps its own. :func:`answered` wraps every
+operation, so that an exception is always an answer: pyfuse3 ends the whole mount when anything but ``FUSEError`` leaves
+a handler.
 
-Frameworks hide the errno of a failed save ("unexpected pos 640 vs 598"), so each one that means lost bytes is logged here with
-the operation, the inode and the offset. What nobody foresaw is logged with its traceback and answered EIO.
+Frameworks hide the errno of a failed save ("unexpected pos 640 vs 598"), so each one that means lost bytes is logged
+here with the operation, the inode and the offset. What nobody foresaw is logged with its traceback and answered EIO.
 """
 
 from __future__ import annotations
@@ -48,9 +49,21 @@ ERRNO: dict[type[errors.CkptfsError], int] = {
 
 _DATA_LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 _FROM_A_DEVICE = {*_DATA_LOST, errno.EFBIG, errno.EROFS}
-"""What a device or its filesystem answers in the course of things. Any other ``OSError`` is news, logged with its traceback."""
+"""What a device or its filesystem answers in the course of things. Any other ``OSError`` is news, logged with its
+traceback.
+"""
 
-_SHOWN = ("inode", "parent_inode", "name", "parent_inode_old", "name_old", "parent_inode_new", "name_new", "off", "size")
+_SHOWN = (
+    "inode",
+    "parent_inode",
+    "name",
+    "parent_inode_old",
+    "name_old",
+    "parent_inode_new",
+    "name_new",
+    "off",
+    "size",
+)
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")

@@ -1,7 +1,7 @@
 """File handle numbers, and what is open under them.
 
-The kernel names an open file or directory by a number that the daemon chose. A table gives numbers out and never the same
-one twice, so a late request for a released handle is an error and never another file.
+The kernel names an open file or directory by a number that the daemon chose. A table gives numbers out and never the
+same one twice, so a late request for a released handle is an error and never another file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SyncOnWrite(Enum):
 
     @staticmethod
     def asked_by(flags: int) -> SyncOnWrite:
-        """What the ``O_SYNC`` and ``O_DSYNC`` bits of ``open(2)`` flags ask for (``O_SYNC`` includes ``O_DSYNC``'s bit)."""
+        """What the flags of ``open(2)`` ask for; the bits of ``O_SYNC`` include that of ``O_DSYNC``."""
         if flags & os.O_SYNC == os.O_SYNC:
             return SyncOnWrite.ALL
         return SyncOnWrite.DATA if flags & os.O_DSYNC else SyncOnWrite.NOTHING
@@ -48,7 +48,8 @@ class OpenHandle:
 @dataclass(slots=True)
 class DirectoryStream:
     """An open directory. Keeps no entries between requests, since their attributes would be stale when the kernel takes
-    them; only how many entries the kernel takes at a time (23 from 4 KiB, some 190 from 32 KiB), which is what to ask for.
+    them; only how many entries the kernel takes at a time (23 from 4 KiB, some 190 from 32 KiB), which is what to ask
+    for.
     """
 
     ino: int

@@ -17,14 +17,21 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 READ_AHEAD_KIB = 4096
+"""Four requests of the largest size ahead, twice. Measured with 1 ms for each read in the daemon, one reader: 0.19 GB/s
+with the kernel's 128 KiB, 0.88 with 1 MiB, 1.70 with 4 MiB, 1.45 with 8 MiB, 1.31 with 16 MiB.
+"""
+
 MAX_BACKGROUND = 64
+"""Eight requests for each of eight readers. With the kernel's 12, read-ahead of four readers gives up when the limit is
+reached, and their next page is a request of 4 KiB.
+"""
 
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 
 
 def raise_limits(device_major: int, device_minor: int) -> None:
-    """Raise read-ahead and background requests of a mount. Never fails: without the right to do so the mount is slower."""
+    """Raise read-ahead and background requests of a mount. Never fails: without the right to, reads are slower."""
     connection = Path(f"/sys/fs/fuse/connections/{device_minor}")
     for file, value in (
         (Path(f"/sys/class/bdi/{device_major}:{device_minor}/read_ahead_kb"), READ_AHEAD_KIB),

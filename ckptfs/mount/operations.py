@@ -2,14 +2,15 @@
 
 Whatever a request means for data is decided below; what is decided here is what only the kernel cares about:
 
-- **Which cache a handle uses.** ``O_WRONLY`` handles get ``direct_io``: requests of 1 MiB, and several times the GB/s of writing
-  through the page cache. The kernel refuses MAP_SHARED on such a handle, so a handle that may read uses the page cache,
-  which all readers of a file share. ``O_DIRECT`` readers asked for no cache and get none.
+- **Which cache a handle uses.** ``O_WRONLY`` handles get ``direct_io``: requests of 1 MiB, and several times the GB/s
+  of writing through the page cache. The kernel refuses MAP_SHARED on such a handle, so a handle that may read uses the
+  page cache, which all readers of a file share. ``O_DIRECT`` readers asked for no cache and get none.
 - **O_SYNC.** On a ``direct_io`` handle the kernel sends no FSYNC after a write, so the write itself syncs.
 - **How long the kernel may believe an answer** (:data:`TRUSTED_S`).
-- **Extended attributes**: ``user.*``, and ``trusted.*`` for root, go to the volume. The other namespaces are refused without
-  asking it: the kernel looks for ``security.capability`` before each write through the page cache. "Not supported" rather than "no
-  such attribute", since ``ls`` then stops asking for ACLs and capabilities, and ``cp -a``, ``rsync`` and ``tar`` do without them.
+- **Extended attributes**: ``user.*``, and ``trusted.*`` for root, go to the volume. The other namespaces are refused
+  without asking it: the kernel looks for ``security.capability`` before each write through the page cache. "Not
+  supported" rather than "no such attribute", since ``ls`` then stops asking for ACLs and capabilities, and ``cp -a``,
+  ``rsync`` and ``tar`` do without them.
 
 Must not know: images, stripes, metadata, the session that serves it. Nothing but ``FUSEError`` leaves a method.
 """
@@ -30,17 +31,17 @@ from ckptfs.mount.handles import DirectoryStream, HandleTable, OpenHandle, SyncO
 from ckptfs.volume.attributes import AttributeChange, Attributes, Caller, RenameMode
 
 TRUSTED_S = 60.0
-"""How long the kernel believes attributes and names. Every change passes through this mount, and the few that do not (admin
-commands) are announced, so it could be for ever; a minute bounds what a lost announcement costs. That a name does *not* exist is
-never cached: it would save little and is where other filesystems show ghosts.
+"""How long the kernel believes attributes and names. Every change passes through this mount, and the few that do not
+(admin commands) are announced, so it could be for ever; a minute bounds what a lost announcement costs. That a name
+does *not* exist is never cached: it would save little and is where other filesystems show ghosts.
 """
 
 NAME_BYTES = 255
 """The longest name. The kernel passes longer ones on, so they are refused here."""
 
 IO_BYTES = 128 << 10
-"""``st_blksize``: the buffer of C stdio and of Python's ``open()``. Larger than 4 KiB because each flush of it is one request;
-not a whole request of 1 MiB, because a buffered reader reads that much for each small read after a seek.
+"""``st_blksize``: the buffer of C stdio and of Python's ``open()``. Larger than 4 KiB because each flush of it is one
+request; not a whole request of 1 MiB, because a buffered reader reads that much for each small read after a seek.
 """
 
 _RENAME_MODES = {
@@ -54,8 +55,8 @@ _RENAME_MODES = {
 class Presentation:
     """Owner and permissions to show in place of the stored ones, as the ``uid=``, ``gid=`` and ``umask=`` options ask.
 
-    The kernel checks access against what is shown. ``chmod`` and ``chown`` still change what is stored. With a umask every
-    entry shows mode 0777 without the umask's bits, as other FUSE filesystems do.
+    The kernel checks access against what is shown. ``chmod`` and ``chown`` still change what is stored. With a umask
+    every entry shows mode 0777 without the umask's bits, as other FUSE filesystems do.
     """
 
     uid: int | None = None

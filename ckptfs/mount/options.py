@@ -18,9 +18,10 @@ _KERNEL = ("nosuid", "suid", "nodev", "dev", "noexec", "exec", "noatime", "atime
 class MountOptions:
     """What was asked for with ``-o``.
 
-    ``default_permissions`` is always in force: the kernel checks access against owner, group and mode. ``presentation`` holds
-    the uid, gid and umask options; ``allow_other`` lets every user in (access is checked all the same) and is the default for
-    root, whose mounts are the machine's, unless ``noallow_other`` is given; ``kernel`` the options that the kernel knows for every filesystem, in the order given.
+    ``default_permissions`` is always in force: the kernel checks access against owner, group and mode. ``presentation``
+    holds the uid, gid and umask options; ``allow_other`` lets every user in (access is checked all the same) and is the
+    default for root, whose mounts are the machine's, unless ``noallow_other`` is given; ``kernel`` the options that the
+    kernel knows for every filesystem, in the order given.
     """
 
     read_only: bool = False
@@ -42,7 +43,7 @@ class MountOptions:
             if has_value and name in _VALUES:
                 options = options._with_value(name, value)
             elif not has_value and name in _SWITCHES:
-                options = options._with_switch(name)
+                options = options._with_switch(name)  # noqa: SLF001  # its own class
             elif not has_value and name in _KERNEL:
                 options = replace(options, kernel=(*options.kernel, name))
             else:

@@ -5,8 +5,9 @@ How a mount ends
     - SIGTERM or SIGINT: unmounted, lazily when something is open, and then served until the last file is closed;
     - a second signal: serving stops at once, programs with open files get errors.
 
-In each case leaving :func:`~ckptfs.volume.volume.open_volume` seals everything. Services (the control socket) run beside the loop and
-are cancelled when it returns, before sealing; a client that waits for the seal waits for the process.
+In each case leaving :func:`~ckptfs.volume.volume.open_volume` seals everything. Services (the control socket) run
+beside the loop and are cancelled when it returns, before sealing; a client that waits for the seal waits for the
+process.
 
 Nothing else in ckptfs calls pyfuse3's session functions. pyfuse3 keeps its session in globals: one mount per process.
 """
@@ -37,8 +38,7 @@ from ckptfs.mount.options import MountOptions
 from ckptfs.volume.volume import Volume, open_volume
 
 _UNMOUNTED_MODE = 0o555
-"""The mode of a bare mountpoint: programs that start before the mount, or outlive it, fail and do not write beneath it."""
-
+"""The mode of a bare mountpoint: programs that start before the mount, or outlive it, must not write beneath it."""
 
 
 class Session:
@@ -64,7 +64,8 @@ class Session:
                 raise
 
     async def invalidate_inode(self, ino: int) -> None:
-        """Make the kernel forget attributes and cached pages of an inode that changed without a request of the kernel's.
+        """Make the kernel forget attributes and cached pages of an inode that changed without a request of the
+        kernel's.
 
         To be called outside every lock that a request handler takes: the kernel may wait for requests under way.
         """
@@ -91,7 +92,9 @@ class Session:
 
 
 class Service(Protocol):
-    """What runs beside the mount. Reports that it has started, as :meth:`trio.Nursery.start` wants it, and runs until cancelled."""
+    """What runs beside the mount. Reports that it has started, as :meth:`trio.Nursery.start` wants it, and runs until
+    cancelled.
+    """
 
     async def __call__(self, volume: Volume, session: Session, *, task_status: trio.TaskStatus[None]) -> None: ...
 
@@ -110,8 +113,8 @@ async def serve(
 ) -> None:
     """Mount the volume in ``directory`` on ``mountpoint``; return when it is unmounted and everything is sealed.
 
-    ``ready`` is called when the mount answers and every service has started. A mount left dead on ``mountpoint`` is replaced.
-    Raises a :class:`RefusedError` that says why when it cannot be mounted, and what ``open_volume`` raises.
+    ``ready`` is called when the mount answers and every service has started. A mount left dead on ``mountpoint`` is
+    replaced. Raises a :class:`RefusedError` that says why when it cannot be mounted, and what ``open_volume`` raises.
     """
     directory = await trio.to_thread.run_sync(directory.resolve)
     mountpoint = await trio.to_thread.run_sync(prepare_mountpoint, mountpoint)
@@ -119,7 +122,12 @@ async def serve(
     async with open_volume(directory, read_only=options.read_only) as volume:
         bound = [_announce_changes, *services]
         await serve_volume(
-            volume, directory, mountpoint, options, ready=ready, services=[partial(service, volume) for service in bound]
+            volume,
+            directory,
+            mountpoint,
+            options,
+            ready=ready,
+            services=[partial(service, volume) for service in bound],
         )
 
 
@@ -255,7 +263,9 @@ def check_permitted(directory: Path, mountpoint: Path, options: MountOptions) ->
     if directory.is_relative_to(mountpoint):
         raise RefusedError(f"the volume {directory} lies inside the mountpoint {mountpoint}, which would hide it")
     if not os.path.exists("/dev/fuse"):
-        raise RefusedError("there is no /dev/fuse: load the fuse module (modprobe fuse), or give the container the device")
+        raise RefusedError(
+            "there is no /dev/fuse: load the fuse module (modprobe fuse), or give the container /dev/fuse"
+        )
     if os.geteuid() == 0:
         return
     if shutil.which("fusermount3") is None:

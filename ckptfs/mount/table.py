@@ -1,7 +1,7 @@
 """What the kernel says is mounted: ckptfs mounts, their volumes and devices, from ``/proc/self/mountinfo``.
 
-A mount's source is ``ckptfs#<volume directory>``, so the volume of a path is found without a daemon's help, also when the daemon
-is dead. Reading the table never touches a mount, so it cannot hang on one.
+A mount's source is ``ckptfs#<volume directory>``, so the volume of a path is found without a daemon's help, also when
+the daemon is dead. Reading the table never touches a mount, so it cannot hang on one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from urllib.parse import quote, unquote_to_bytes
 FILESYSTEM_TYPE = "fuse.ckptfs"
 _PREFIX = "ckptfs#"
 _PLAIN = "/!$&'()*+-.:;=?@[]^_`{|}~<>"
-"""What stays as it is in a source, with letters and digits. The rest, and ``,`` which ends a mount option, is written %XX."""
+"""What stays as it is in a source, with letters and digits. The rest, and ``,`` which ends a mount option, is written
+%XX.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def mount_at(mountpoint: Path) -> MountEntry | None:
 
 
 def mount_holding(path: Path) -> MountEntry | None:
-    """The ckptfs mount that an absolute path without symlinks lies in or is the mountpoint of; ``None`` if there is none."""
+    """The ckptfs mount that an absolute path without symlinks lies in, or is the mountpoint of; ``None`` if none."""
     holding = [entry for entry in ckptfs_mounts() if path.is_relative_to(entry.mountpoint)]
     return max(reversed(holding), key=lambda entry: len(entry.mountpoint.parts), default=None)
 

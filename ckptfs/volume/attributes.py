@@ -1,7 +1,8 @@
 """The values that pass between the mount and the volume.
 
-Plain frozen records with no behaviour: what an inode looks like, what a caller wants changed, who asks, what a directory
-holds, how much space there is. They know neither FUSE nor the database, so both sides can be tested without the other.
+Plain frozen records with no behaviour: what an inode looks like, what a caller wants changed, who asks, what a
+directory holds, how much space there is. They know neither FUSE nor the database, so both sides can be tested without
+the other.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ class Attributes:
     """What ``stat`` shows of an inode.
 
     ``mode`` holds the file type and the permission bits. ``size`` is in bytes and counts bytes still buffered for every
-    handle. ``blocks`` is in units of 512 bytes and never 0 for a file with data, wherever the data is: tar and cp take a
-    file with fewer blocks than its size needs for one with holes. Times are nanoseconds since the epoch.
+    handle. ``blocks`` is in units of 512 bytes and never 0 for a file with data, wherever the data is: tar and cp take
+    a file with fewer blocks than its size needs for one with holes. Times are nanoseconds since the epoch.
     """
 
     ino: int
@@ -36,8 +37,8 @@ class Attributes:
 class AttributeChange:
     """What a ``setattr`` asks for; ``None`` leaves a field as it is. One request may change several at once.
 
-    ``mode`` is permission bits, with or without the file type, which cannot change. "Set to now" arrives as the time that
-    the mount read from the clock.
+    ``mode`` is permission bits, with or without the file type, which cannot change. "Set to now" arrives as the time
+    that the mount read from the clock.
     """
 
     mode: int | None = None

@@ -5,6 +5,7 @@ Owns which inodes are live, how one becomes live and when it is let go, and whic
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -29,6 +30,8 @@ from ckptfs.volume.live import LiveFile, Retired
 from ckptfs.volume.space import SpaceGuard
 from ckptfs.volume.stripes import Stripe
 from ckptfs.volume.threads import Threads
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,9 +98,11 @@ class Landing:
         others = sum(1 for other in self._unsealed.values() if other.writers and other is not file)
         return self._placement.stripes_for(first, others)
 
-    def lane_failed(self, stripe: int, why: OSError) -> None:
+    def lane_failed(self, stripe: Path, why: OSError) -> None:
         """A device failed: ``ckptfs status`` shows it."""
-        self._stripes[stripe].note_problem(why)
+        for known in self._stripes:
+            if known.path == stripe:
+                known.note_problem(why)
 
     def retire(self, row: GenerationRow) -> None:
         """A killed daemon left this generation replaced and unsealed: queue it for sealing."""
@@ -162,8 +167,15 @@ class Landing:
         if not file.writers:
             file.closed_at_s = time.monotonic()
             if file.image is not None and file.state is State.LANDING and not file.buffered_bytes:
-                await self.threads.device(file.image.trim)
+                await self._trim(file, file.image)
         await self.let_go(file)
+
+    async def _trim(self, file: LiveFile, image: Image) -> None:
+        try:
+            await self.threads.device(image.trim)
+        except OSError as why:
+            # It costs space and no byte: a flush that failed in it fails every seal of the image again.
+            log.warning("inode %d: space reserved beyond its bytes stays taken: %s", file.ino, why)
 
     async def let_go(self, file: LiveFile) -> None:
         """Drop the object if it is idle."""

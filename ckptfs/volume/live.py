@@ -14,7 +14,8 @@ The write path, and its rules
 Each of the four may await; after any await all are looked at again, so when the loop ends all four hold *now*, and the bytes are
 queued without another await. Each lane has one queue and at most one task that empties it, in order: overlapping writes hit
 the same lane, so the last one wins, and different lanes are written at once. An error of a lane sticks to the generation: every later
-write, flush, fsync and rename of it fails with the same errno, until a new generation starts.
+write, flush, fsync and rename of it fails with the same errno, and every read where accepted bytes were lost, until a new
+generation starts.
 
 ``transition`` serialises what changes the state of the generation (dirty mark, flushed mark, truncate, the commit of a seal, widening). In
 each, the in-memory state changes *before* the await that commits it: a write that comes meanwhile sees the new state, and queues for
@@ -23,10 +24,13 @@ each, the in-memory state changes *before* the await that commits it: a write th
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
 from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,7 +40,7 @@ from ckptfs import faults
 from ckptfs.errors import DamagedData, StaleInode
 from ckptfs.image.image import Image
 from ckptfs.image.layout import Layout
-from ckptfs.meta import generations, inodes
+from ckptfs.meta import generations, inodes, removals
 from ckptfs.meta.generations import GenerationRow, ImageRow
 from ckptfs.meta.inodes import InodeRow
 from ckptfs.meta.schema import State
@@ -82,7 +86,7 @@ class LiveFile:
         self.readers = 0
         self.writers = 0
         self.transition = trio.Lock()
-        self.sealing = trio.Lock()
+        self._resizing = False
         self.dirty_since_s = time.monotonic()
         self.closed_at_s = time.monotonic()
         self._landing = landing
@@ -98,6 +102,7 @@ class LiveFile:
         self.error: OSError | None = None
         self.damage = ""
         self.writes = 0
+        self.cuts = 0
         self.buffered_bytes = 0
         self.image: Image | None = None
         self.image_row = generation.image
@@ -130,6 +135,9 @@ class LiveFile:
         while True:
             if self.error is not None:
                 raise self._repeat_error()
+            if self._resizing:
+                async with self.transition:  # what is accepted before the cut must not land after it
+                    continue
             image = self.image
             if image is None or self.flushed or self.state is not State.LANDING:
                 await self._begin_landing()
@@ -166,6 +174,11 @@ class LiveFile:
         self.mtime_ns = self.ctime_ns = time.time_ns()
         self._landing.wrote(self)
 
+    def _touch(self) -> None:
+        """Set the times of a change that alters no byte: truncating what has that size already."""
+        self.mtime_ns = self.ctime_ns = time.time_ns()
+        self.times_changed = True
+
     async def _empty_lane(self, image: Image, number: int, lane: _Lane) -> None:
         while lane.waiting:
             runs: list[tuple[int, list[bytes | memoryview]]] = []
@@ -182,8 +195,11 @@ class LiveFile:
             try:
                 await self._landing.threads.write(_write_runs, image, number, runs)
             except OSError as why:
+                stripe = image.stripes[number]
+                self._landing.lane_failed(stripe, why)
                 if image is self.image:
-                    self._fail(why, number, runs[0][0])
+                    at = f"writing lane {number} on {stripe} at {runs[0][0]}: {why.strerror}"
+                    self.fail(self.generation, OSError(why.errno, at))
             finally:
                 lane.landed_bytes += count
                 if image is self.image:
@@ -192,18 +208,14 @@ class LiveFile:
                 self._landed.unpark_all()
         lane.busy = False
 
-    def _fail(self, why: OSError, lane: int, lane_offset: int) -> None:
-        log.error(
-            "inode %d: writing lane %d at %d failed: %s; the file is damaged until it is written anew",
-            self.ino,
-            lane,
-            lane_offset,
-            why,
-        )
-        if self.error is None:
-            self.error = why
-        if self.image_row is not None:
-            self._landing.lane_failed(self.image_row.stripes[lane], why)
+    def fail(self, generation: int, why: OSError) -> None:
+        """The device lost bytes of a generation: if it is still the one shown, the error sticks to it."""
+        if generation != self.generation or self.error is not None:
+            return
+        self.error = why
+        if self.image is not None and (self.image.reserves or why.errno not in (errno.ENOSPC, errno.EDQUOT)):
+            self.damage = str(why)  # bytes whose write was answered: reads would take the loss for a hole
+        log.error("inode %d: %s; its content is damaged until it is written anew", self.ino, why)
 
     def _repeat_error(self) -> OSError:
         assert self.error is not None
@@ -293,6 +305,14 @@ class LiveFile:
                 )
                 log.error("%s", self.damage)
 
+    def undamaged_lane_sizes(self, now: list[int]) -> list[int]:
+        """How long the lanes, which have the sizes ``now``, would be had none lost anything: the damage is not forgotten."""
+        assert self.image is not None
+        assert self.image_row is not None
+        before = [*self.image_row.lane_sizes, *[0] * len(now)]
+        wanted = [self.image.layout.lane_size(lane, self.size) for lane in range(len(now))]
+        return [max(is_now, min(was, most)) for is_now, was, most in zip(now, before, wanted, strict=False)]
+
     def accessed(self) -> None:
         """Set atime, as ``relatime`` does: when it is not after the last change, or a day old."""
         now_ns = time.time_ns()
@@ -306,17 +326,23 @@ class LiveFile:
         """Wait until the buffered bytes are in the image, then commit the flushed mark if one is due. Raises ``OSError``."""
         await self.wait_landed()
         self.check()
-        if self.flushed:
-            return
-        async with self.transition:
-            if self.flushed or self.state is not State.LANDING or self.buffered_bytes:
+        async with self.transition:  # also when the mark is there: another FLUSH may be committing it
+            if self.flushed or self.buffered_bytes:
                 return
             faults.hit("landing.flushed")
             self.flushed = True
             self.times_changed = False
             try:
+                # Sealed: by the clock, in a pause of its writer. Now it is finished.
                 await self._landing.transact(
-                    _commit_flush, self.generation, self.ino, self.size, self.atime_ns, self.mtime_ns, self.ctime_ns
+                    _commit_flush,
+                    self.generation,
+                    self.ino,
+                    self.state is State.SEALED,
+                    self.size,
+                    self.atime_ns,
+                    self.mtime_ns,
+                    self.ctime_ns,
                 )
             except BaseException:
                 self.flushed = False
@@ -325,32 +351,50 @@ class LiveFile:
 
     async def truncate(self, size: int) -> None:
         """Set the size (bytes) in place. A hole that this makes takes no space."""
-        async with self.transition:
-            while self.buffered_bytes:  # writes need no transition while the generation is landing: let them land
-                await self.wait_landed()
+        async with self.transition, self._without_writes():
             self.check()
             if size == self.size:
+                self._touch()
                 return
-            was_sealed = self.state is not State.LANDING
-            if was_sealed:
+            state, flushed = self.state, self.flushed
+            if state is not State.LANDING:
                 self.dirty_since_s = time.monotonic()
             shrinks = size < self.size
             self.state = State.LANDING
             self.flushed = False
-            await self._landing.transact(_truncate, self.generation, was_sealed, size)
+            try:
+                await self._landing.transact(_truncate, self.generation, state is not State.LANDING, size)
+            except BaseException:
+                self.state, self.flushed = state, flushed
+                raise
             self.size = size
+            self.cuts += shrinks
             self._changed()
             self._landing.track(self)
             if self.image is not None and shrinks:
-                await self._landing.threads.device(self.image.truncate, size)
+                try:
+                    await self._landing.threads.device(self.image.truncate, size)
+                except OSError as why:
+                    self.fail(self.generation, why)  # a lane may still hold what was cut
+                    raise
         if not self.writers:
             await self.flush()
 
+    @asynccontextmanager
+    async def _without_writes(self) -> AsyncGenerator[None, None]:
+        """Let what is buffered land, and keep writes waiting for ``transition``, which the caller holds."""
+        self._resizing = True
+        try:
+            await self.wait_landed()
+            yield
+        finally:
+            self._resizing = False
+
     async def start_generation(self) -> None:
         """O_TRUNC with nobody else at the file: a new generation on a new image; the old one goes into the log."""
-        await self.wait_landed()
-        async with self.transition:
+        async with self.transition, self._without_writes():
             if not self.size and self.image is None:
+                self._touch()
                 return
             retired = Retired(self.generation, self.size, self.image) if self.state is State.LANDING else None
             damaged = self.error is not None or bool(self.damage)
@@ -402,9 +446,18 @@ def _begin_landing(connection: Connection, file: LiveFile, was_sealed: bool) -> 
 
 
 def _commit_flush(
-    connection: Connection, generation: int, ino: int, size: int, atime_ns: int, mtime_ns: int, ctime_ns: int
+    connection: Connection,
+    generation: int,
+    ino: int,
+    sealed: bool,
+    size: int,
+    atime_ns: int,
+    mtime_ns: int,
+    ctime_ns: int,
 ) -> None:
     generations.set_flushed(connection, generation, flushed=True, size=size)
+    if sealed:
+        removals.acknowledge_replacement(connection, generation)
     inodes.set_times(connection, ino, atime_ns, mtime_ns, ctime_ns)
 
 

@@ -193,11 +193,12 @@ def rename(
 def replace_generation(connection: Connection, ino: int, now_ns: int, damaged: bool) -> GenerationRow:
     """O_TRUNC: the inode shows a new, empty generation, which is returned; the old one goes into the log.
 
+    The new one is not flushed: whoever opened it has yet to write it, and a daemon that dies before that must not cost the old one.
     A ``damaged`` one (a lane failed) is worth nothing: it goes for good, and what it had replaced is now what the new one replaces.
     """
     old = generations.current(connection, ino)
     generations.set_current(connection, ino, None)
-    new = generations.add(connection, ino, now_ns)
+    new = generations.add(connection, ino, now_ns, flushed=False)
     named = names.of_inode(connection, ino)
     if old is not None:
         if damaged:

@@ -43,6 +43,7 @@ class _Begun:
     file: LiveFile
     generation: int
     writes: int
+    cuts: int
     size: int
     image: Image | None
 
@@ -55,6 +56,7 @@ class Sealer:
         self._database = database
         self._threads = threads
         self._stripes = stripes
+        self._sealing_retired = trio.Lock()
 
     async def barrier(self) -> None:
         """Return when every commit made so far is on disk."""
@@ -66,37 +68,45 @@ class Sealer:
 
         Raises ``OSError`` when a file's bytes could not be written; the other files are sealed all the same.
         """
+        for file in files:
+            async with file.transition:  # a seal that is committing says sealed before it is
+                pass
         due = [file for file in files if file.state is State.LANDING]
         if not due:
             return
         tick = await self._landing.transact(generations.next_tick)
         begun: list[_Begun] = []
-        failed: LiveFile | None = None
         for file in due:
             await file.wait_landed()
-            if file.error is not None:
-                failed = file
-                continue
-            # Nothing may await between here and the wait above: the counter speaks of landed bytes.
-            begun.append(_Begun(file, file.generation, file.writes, file.size, file.image))
+            if file.error is None:
+                # Nothing may await between here and the wait above: the counter speaks of landed bytes.
+                begun.append(_Begun(file, file.generation, file.writes, file.cuts, file.size, file.image))
         faults.hit("seal.begin")
-        await self._flush([one.image for one in begun if one.image is not None])
+        failed = await self._flush([one.image for one in begun if one.image is not None])
         faults.hit("seal.lanes-flushed")
         for one in begun:
-            await self._commit(one, tick, final)
+            if one.image in failed:
+                one.file.fail(one.generation, failed[one.image])
+            else:
+                await self._commit(one, tick, final)
         faults.hit("seal.committed")
-        if failed is not None:
-            failed.check()
+        for file in due:
+            await self._landing.let_go(file)
+        for file in due:
+            file.check()
 
     async def seal_retired(self) -> None:
         """Seal generations that were replaced before they were sealed."""
-        retired = self._landing.retired[:]
-        if not retired:
-            return
-        await self._flush([one.image for one in retired if one.image is not None])
-        for one in retired:
-            await self._landing.transact(_commit_retired, one.generation, one.size)
-            self._landing.retired.remove(one)
+        async with self._sealing_retired:
+            retired = self._landing.retired[:]
+            failed = await self._flush([one.image for one in retired if one.image is not None])
+            for one in retired:
+                if one.image in failed:
+                    log.error("generation %d, replaced, cannot be made durable: %s", one.generation, failed[one.image])
+                    await self._landing.transact(_drop_retired, one.generation)
+                else:
+                    await self._landing.transact(_commit_retired, one.generation, one.size)
+                self._landing.retired.remove(one)
 
     async def seal_everything(self, *, final: bool) -> None:
         """Seal every live file and every retired generation, and make it durable. Damaged files are logged and skipped."""
@@ -121,8 +131,6 @@ class Sealer:
                 await self._threads.device(self._database.fold_log)
             except OSError as why:
                 log.error("sealing in the background: %s; trying again", why)
-            for file in due:
-                await self._landing.let_go(file)
 
     def _due(self, now_s: float) -> list[LiveFile]:
         quiet = now_s - self._landing.last_write_s > _QUIET_S
@@ -137,13 +145,21 @@ class Sealer:
                 due.append(file)
         return due
 
-    async def _flush(self, images: list[Image]) -> None:
+    async def _flush(self, images: list[Image]) -> dict[Image | None, OSError]:
+        """Flush lanes and their directories; returns what failed."""
         if len(images) >= _SYNCFS_FROM_FILES:
-            await self._threads.device(_flush_filesystems, self._stripes, images)
-            return
+            return await self._threads.device(_flush_filesystems, self._stripes, images)
+        failed: dict[Image | None, OSError] = {}
         async with trio.open_nursery() as nursery:
             for image in images:
-                nursery.start_soon(self._threads.device, image.sync)
+                nursery.start_soon(self._flush_one, image, failed)
+        return failed
+
+    async def _flush_one(self, image: Image, failed: dict[Image | None, OSError]) -> None:
+        try:
+            await self._threads.device(image.sync)
+        except OSError as why:
+            failed[image] = why
 
     async def _commit(self, one: _Begun, tick: int, final: bool) -> None:
         file = one.file
@@ -157,6 +173,8 @@ class Sealer:
                 return
             if not complete:
                 file.dirty_since_s = time.monotonic()
+                if file.cuts != one.cuts:
+                    return  # the bytes that were flushed may be cut, and others in their place
                 # A FLUSH that came meanwhile has committed a later size, which must stand.
                 size = file.size if file.flushed else min(one.size, file.size)
                 await self._landing.transact(_commit_part, one, size, tick, file.flushed)
@@ -166,6 +184,8 @@ class Sealer:
             file.flushed = flushed or final or not file.writers
             file.times_changed = False
             lane_sizes = [] if one.image is None else await self._threads.device(one.image.lane_sizes)
+            if file.damage:
+                lane_sizes = file.undamaged_lane_sizes(lane_sizes)
             try:
                 await self._landing.transact(_commit_whole, file, lane_sizes)
             except BaseException:
@@ -176,13 +196,21 @@ class Sealer:
                 self._landing.sealed(file)
 
 
-def _flush_filesystems(stripes: Sequence[Path], images: Sequence[Image]) -> None:
+def _flush_filesystems(stripes: Sequence[Path], images: Sequence[Image]) -> dict[Image | None, OSError]:
     covered = [image.unsynced() for image in images]
-    faults.hit("lane.fsync")
-    for stripe in stripes:
-        syncfs(stripe)
+    try:
+        faults.hit("lane.fsync")
+        for stripe in stripes:
+            syncfs(stripe)
+    except OSError as why:
+        return dict.fromkeys(images, why)
+    failed: dict[Image | None, OSError] = {}
     for image, lanes in zip(images, covered, strict=True):
-        image.synced(lanes)
+        try:
+            image.synced(lanes)
+        except OSError as why:
+            failed[image] = why
+    return failed
 
 
 def _commit_whole(connection: Connection, file: LiveFile, lane_sizes: list[int]) -> None:
@@ -217,6 +245,15 @@ def _commit_retired(connection: Connection, generation: int, size: int) -> None:
             connection, generation, size=size, sealed_size=size, unsealed_since=None, flushed=True
         )
         removals.acknowledge_replacement(connection, generation)
+
+
+def _drop_retired(connection: Connection, generation: int) -> None:
+    """Its bytes are lost: what it had replaced is what its successor replaces."""
+    record = removals.of_generation(connection, generation)
+    if record is not None and record.winner is not None:
+        removals.set_winner(connection, generation, record.winner)
+        removals.remove(connection, record.tick)
+    generations.remove(connection, generation)
 
 
 def _acknowledge_empty(connection: Connection, generation: int, ino: int) -> None:

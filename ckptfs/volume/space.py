@@ -49,11 +49,20 @@ class SpaceGuard:
         self._relieving = trio.Lock()
         self._seal_everything: Callable[[], Awaitable[None]] | None = None
         self._busy: Callable[[], set[int]] = set
+        self._known: Callable[[], set[int]] = set
 
-    def attach(self, seal_everything: Callable[[], Awaitable[None]], busy: Callable[[], set[int]]) -> None:
-        """Say how to seal everything, and which inodes must not be freed because they are open or known to the kernel."""
+    def attach(
+        self,
+        seal_everything: Callable[[], Awaitable[None]],
+        busy: Callable[[], set[int]],
+        known: Callable[[], set[int]],
+    ) -> None:
+        """Say how to seal everything, which inodes the kernel knows (``known``), and which must not be freed because the
+        kernel knows them or they are live (``busy``).
+        """
         self._seal_everything = seal_everything
         self._busy = busy
+        self._known = known
 
     async def reserve(self, image: Image, offset: int, count: int, file_bytes: int) -> None:
         """Reserve ``count`` bytes at ``offset`` in the lanes, freeing what may be freed if need be.
@@ -113,11 +122,11 @@ class SpaceGuard:
 
     async def statfs(self) -> Space:
         """What ``df`` shows. Bytes that only the removal log keeps count as free: a write that needs them gets them."""
-        return await self._threads.device(self._statfs_now)
+        return await self._threads.device(self._statfs_now, self._known())
 
-    def _statfs_now(self) -> Space:
+    def _statfs_now(self, known: set[int]) -> Space:
         paths = [stripe.path for stripe in self._stripes]
-        kept = self._database.transact(removals.images_kept)
+        kept = self._database.transact(removals.images_kept, known)
         freeable = sum(reclaim.allocated_bytes(image, paths) for image in kept)
         room = space_of_all(self._stripes)
         free = min(room.total, room.available + freeable)

@@ -5,8 +5,8 @@ what belongs to none of them: the kernel's lookup counts, and which inodes' cach
 
 Concurrency: everything runs on one trio loop, blocking calls run in threads (``threads.py``). A change of names is one transaction, and
 transactions run one at a time in order, so they need no lock here. Code between two awaits is atomic: what must be consistent with a
-transaction is changed right after its await, with no other await between. Two locks exist for each live file, ``sealing`` order first:
-``transition`` (``live.py``); ``SpaceGuard`` has one for relief, taken without any other held.
+transaction is changed right after its await, with no other await between. The locks, outermost first: ``SpaceGuard`` has one for relief,
+``Sealer`` one for retired generations, each live file has ``transition`` (``live.py``).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Volume:
             boot_id=boot_id(),
         )
         self.sealer = Sealer(self.landing, database, self._threads, [stripe.path for stripe in stripes])
-        self.space.attach(self._seal_for_space, self._busy_inodes)
+        self.space.attach(self._seal_for_space, self._busy_inodes, self._known_inodes)
         self._lookups: Counter[int] = Counter()
         self._invalidate: (
             tuple[Callable[[int], Awaitable[None]], Callable[[int, bytes], Awaitable[None]]] | None
@@ -528,8 +528,11 @@ class Volume:
         if self.read_only:
             raise ReadOnlyVolume("the volume is mounted read-only")
 
+    def _known_inodes(self) -> set[int]:
+        return set(self._lookups)
+
     def _busy_inodes(self) -> set[int]:
-        return self.landing.busy() | set(self._lookups)
+        return self.landing.busy() | self._known_inodes()
 
     async def _seal_for_space(self) -> None:
         await self.sealer.seal_everything(final=False)

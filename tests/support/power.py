@@ -16,8 +16,12 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from ckptfs.volume.format import format_volume
+from ckptfs.volume.fsck import check
+from ckptfs.volume.reports import FsckMode, FsckReport
 from tests.support.mounted import COMMAND_TIMEOUT_S, MountedVolume, run
 
 _SHUTDOWN = 2 << 30 | 4 << 16 | ord("X") << 8 | 125  # _IOR('X', 125, __u32)
@@ -116,8 +120,12 @@ class Node(MountedVolume):
         self._daemon.kill()
         self.wait_ended()
 
+    def mkfs(self, *options: str) -> None:
+        raise NotImplementedError("a node is formatted by the function that makes it")
+
     def umount(self) -> None:
-        super().umount()
+        """As the command does, without the second that starting it takes."""
+        run(["umount", self.mountpoint])
         assert self._daemon is not None
         status = self._daemon.wait(COMMAND_TIMEOUT_S)
         self._daemon = None
@@ -131,11 +139,13 @@ class Node(MountedVolume):
         for device in devices or self.devices:
             device.restore_power()
 
-    def require_sound(self) -> str:
-        """Unmount if it is mounted, and let fsck find nothing wrong; returns what it printed."""
+    def require_sound(self) -> FsckReport:
+        """Unmount if it is mounted, and let fsck find nothing wrong."""
         if self.daemon_alive:
             self.umount()
-        return self.ckptfs("fsck", self.directory).stdout
+        report = check(self.directory, FsckMode.CHECK)
+        assert not report.damage, f"{report.damage}\n{self.log()}"
+        return report
 
     def dispose(self) -> None:
         if self._daemon is not None:
@@ -148,33 +158,32 @@ class Node(MountedVolume):
             device.dispose()
 
 
+def node_on(base: Path, directory: Path, stripes: list[Path], devices: Sequence[Device] = ()) -> Node:
+    """A formatted volume in ``directory`` over ``stripes``, mounted below ``base``."""
+    node = Node(base, directory, stripes, list(devices))
+    try:
+        format_volume(directory, stripes, chunk_size=1 << 20, reserve_bytes=0)
+    except BaseException:
+        node.dispose()
+        raise
+    return node
+
+
 def plain_node(base: Path) -> Node:
     """A formatted volume over two directories."""
-    node = Node(base, base / "volume", [base / "nvme0", base / "nvme1"], [])
-    node.mkfs("--chunk-size", "1MiB")
-    return node
+    return node_on(base, base / "volume", [base / "nvme0", base / "nvme1"])
 
 
 def node_on_one_device(base: Path, size_bytes: int = 256 << 20) -> Node:
     """A formatted volume, metadata and two stripes, on one device."""
     device = Device(base / "device.img", base / "device", size_bytes)
-    node = Node(base, device.mountpoint / "volume", [device.mountpoint / "s0", device.mountpoint / "s1"], [device])
-    _format(node)
-    return node
+    place = device.mountpoint
+    return node_on(base, place / "volume", [place / "s0", place / "s1"], [device])
 
 
 def node_on_three_devices(base: Path, size_bytes: int = 128 << 20) -> Node:
     """A formatted volume: metadata on the first device, a stripe on each of the two others."""
     devices = [Device(base / f"{name}.img", base / name, size_bytes) for name in ("metadata", "first", "second")]
     stripes = [device.mountpoint / "ckptfs" for device in devices[1:]]
-    node = Node(base, devices[0].mountpoint / "volume", stripes, devices)
-    _format(node)
-    return node
+    return node_on(base, devices[0].mountpoint / "volume", stripes, devices)
 
-
-def _format(node: Node) -> None:
-    try:
-        node.mkfs("--chunk-size", "1MiB", "--reserve", "0")
-    except BaseException:
-        node.dispose()
-        raise

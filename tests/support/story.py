@@ -116,10 +116,11 @@ class Story:
         assert expected.allows(found)
 
     def check(self, moment: str) -> None:
-        """The tree on the mount is as before or after the last step."""
+        """The tree on the mount is as before or after the last step; the story goes on from there."""
         found = read_tree(self.root)
         problems = [_difference(tree, found) for tree in (self.before, self.tree)]
         assert "" in problems, f"{moment}: neither as before the last step ({problems[0]}) nor as after it ({problems[1]})"
+        self.tree = found
 
     def _open(self, path: str, flags: int, after: Holds) -> int:
         descriptor = self.do(lambda: os.open(self.root / path, flags, 0o644), changes={path: after})

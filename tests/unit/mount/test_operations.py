@@ -227,9 +227,7 @@ async def test_a_cached_write_asks_the_volume_for_no_attribute(mounted: Mounted)
 
 
 @pytest.mark.parametrize("access", [os.O_WRONLY, os.O_RDWR])
-@pytest.mark.parametrize(
-    ("sync", "request_name"), [(os.O_SYNC, "fsync all"), (os.O_DSYNC, "fsync data"), (0, None)]
-)
+@pytest.mark.parametrize(("sync", "request_name"), [(os.O_SYNC, "fsync all"), (os.O_DSYNC, "fsync data"), (0, None)])
 async def test_a_write_through_a_synchronous_handle_is_synced_before_it_returns(
     mounted: Mounted, access: int, sync: int, request_name: str | None
 ) -> None:

@@ -192,7 +192,7 @@ def test_a_lane_is_only_unlinked_once_the_drop_is_on_disk(past: Past) -> None:
     drop(past)
     faults.arm("barrier.before=EIO")
     try:
-        with pytest.raises(OSError, match="barrier.before"):
+        with pytest.raises(OSError, match=r"barrier\.before"):
             reclaim.finish(past.database, past.stripes)
     finally:
         faults.arm("")

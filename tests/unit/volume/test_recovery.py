@@ -312,6 +312,20 @@ def test_an_exchange_is_undone_unless_an_fsync_acknowledged_a_name_of_it(past: P
     assert root.nlink == 4
 
 
+@pytest.mark.parametrize("path", ["a", "b"])
+def test_p_fsync_file_either_file_of_an_exchange_keeps_the_name_that_fsync_found(past: Past, path: str) -> None:
+    saved(past, "a", b"A")
+    saved(past, "b", b"B")
+    past.save("other", b"unsealed")
+    past.rename("a", "b", RenameMode.EXCHANGE)
+    past.seal(path)
+    past.fsync(path)
+    past.lose_power()
+    past.recover(same_instance=False)
+    assert past.content("a") == b"B"
+    assert past.content("b") == b"A"
+
+
 def test_a_replaced_symbolic_link_points_at_the_old_step_again(past: Past) -> None:
     past.symlink("latest", b"step-400")
     past.fsync_directory("")
