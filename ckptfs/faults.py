@@ -120,6 +120,12 @@ def hit(point: str) -> None:
     raise OSError(number, f"{os.strerror(number)} (fault point {point})")
 
 
+def is_limited(point: str) -> bool:
+    """Whether a rate limit is armed at ``point``: then no byte may go round it."""
+    armed = _armed.get(point)
+    return armed is not None and armed.action == "limit"
+
+
 def pass_bytes(point: str, lane: str, count: int) -> None:
     """As :func:`hit`, for ``count`` bytes about to move on ``lane``; blocks as an armed rate limit asks."""
     if not _armed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -77,6 +78,7 @@ def serve_here(directory: Path, mountpoint: Path, options: MountOptions, *, read
 
     if ready_fd is not None:
         os.set_inheritable(ready_fd, False)
+    _allow_many_descriptors()
     directory, mountpoint = directory.resolve(), mountpoint.parent.resolve() / mountpoint.name
     _refuse_unusable_mountpoint(mountpoint)
     _refuse_nested_paths(directory, mountpoint)
@@ -102,6 +104,12 @@ def serve_here(directory: Path, mountpoint: Path, options: MountOptions, *, read
         await serve(directory, mountpoint, options, ready=ready, services=[serve_admin])
 
     trio.run(serve_until_unmounted)
+
+
+def _allow_many_descriptors() -> None:
+    """Raise the soft limit, mostly 1024, to the hard one: each lane of a file that is open or unsealed needs one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _python_path() -> str:

@@ -75,6 +75,11 @@ class Image:
                 return None
         return target
 
+    def read_ahead(self, offset: int, length: int) -> None:
+        """Have a range brought into the page cache, so that :meth:`read_nowait` will find it."""
+        for span in self.layout.spans(offset, length):
+            self._lanes[span.lane].read_ahead(span.lane_offset, span.length)
+
     def truncate(self, size: int) -> None:
         """Forget every byte from ``size`` on, and the space reserved there."""
         for index, lane in enumerate(self._lanes):

@@ -105,6 +105,13 @@ class Lane:
             got += step
         self._drop_behind(offset, offset + total)
 
+    def read_ahead(self, offset: int, length: int) -> None:
+        """Bring bytes into the page cache; returns when that was asked of the device, mostly before they are there."""
+        if self._file is not _File.OPEN and not self._open_existing():
+            return
+        faults.pass_bytes("lane.read", self._stripe_name, max(0, min(length, self._size - offset)))
+        os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
     def read_into_nowait(self, offset: int, target: bytearray | memoryview) -> bool:
         """As :meth:`read_into` where all bytes are in the page cache and the lane is open; ``False`` otherwise."""
         if self._file is not _File.OPEN:
@@ -149,6 +156,8 @@ class Lane:
             return
         faults.hit("lane.reserve")
         with self._lock:
+            if not self.needs_reserve(start, end):
+                return  # another thread came first: what is left to reserve would be less than nothing, and EINVAL
             descriptor = self._open_for_writing()
             if self.can_reserve:
                 self._reserve_locked(descriptor, start, end, ahead)
@@ -278,6 +287,11 @@ class Lane:
         self._device = status.st_dev
         self._size = status.st_size
         self._descriptor = descriptor
+        # The kernel reads twice as far ahead. The requests of a mapping's faults come out of order, and are to find their
+        # bytes all the same: mmap loads took 0.43-0.51 s with it and 0.50-0.64 without (512 MiB).
+        # Where a test limits the rate the kernel must not read ahead by itself, since nobody would count that.
+        order = os.POSIX_FADV_RANDOM if faults.is_limited("lane.read") else os.POSIX_FADV_SEQUENTIAL
+        os.posix_fadvise(descriptor, 0, 0, order)
         self._file = _File.OPEN  # last: readers look at it without the lock
 
     def _stat(self) -> os.stat_result | None:

@@ -62,6 +62,15 @@ class Layout:
         """
         return max((self._end_in_file(lane, size) for lane, size in enumerate(lane_sizes)), default=0)
 
+    def prefix_held_by(self, lane_sizes: Sequence[int]) -> int:
+        """How many first bytes of the file lanes of these sizes hold without a gap, each lane having none."""
+        return min(self._next_in_file(lane, size) for lane, size in enumerate(lane_sizes))
+
+    def _next_in_file(self, lane: int, lane_size: int) -> int:
+        row, within = divmod(lane_size, self.chunk_size)
+        chunk = row * self.width + (lane - self.first) % self.width
+        return chunk * self.chunk_size + within
+
     def _end_in_file(self, lane: int, lane_size: int) -> int:
         if lane_size <= 0:
             return 0

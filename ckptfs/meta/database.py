@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, inspect, select, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
 from ckptfs import faults
@@ -77,7 +77,8 @@ class Database:
     def transact(self, action: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``action(connection, ...)`` as one transaction and return what it returns; an exception rolls it back.
 
-        Raises ``OSError`` (ENOSPC, EIO) when the database cannot be written or read.
+        Raises ``OSError`` (ENOSPC, EIO) when the database cannot be written or read, :class:`DamagedData` when SQLite
+        finds it damaged.
         """
         with self._lock:
             try:
@@ -85,8 +86,8 @@ class Database:
                     before: int = self._driver.total_changes
                     result = action(self._connection, *args, **kwargs)
                     changed = self._driver.total_changes != before
-            except OperationalError as why:
-                raise _device_error(why) from why
+            except DatabaseError as why:
+                raise self._explained(why) from why
             if changed:
                 self._commits += 1
             return result
@@ -128,10 +129,17 @@ class Database:
         finally:
             side.close()
 
-    def integrity_errors(self) -> list[str]:
-        """What SQLite's own check finds wrong; empty when the database is sound."""
-        with self._lock, self._connection.begin():
-            rows = self._connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+    def integrity_errors(self, *, quickly: bool = False) -> list[str]:
+        """What SQLite's own check finds wrong; empty when the database is sound.
+
+        ``quickly`` leaves out the comparison of indexes with their tables, which takes most of the time.
+        """
+        check = "PRAGMA quick_check" if quickly else "PRAGMA integrity_check"
+        try:
+            with self._lock, self._connection.begin():
+                rows = self._connection.exec_driver_sql(check).scalars().all()
+        except DatabaseError as why:  # so damaged that the check itself stops
+            return [str(why.orig)]
         return [str(row) for row in rows if row != "ok"]
 
     def close(self) -> None:
@@ -140,6 +148,14 @@ class Database:
         with self._lock:
             self._connection.close()
             self._connection.engine.dispose()
+
+    def _explained(self, why: DatabaseError) -> Exception:
+        """What SQLite could not do, as the error of the device or the damage that it is; anything else as it came."""
+        code = getattr(why.orig, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return DamagedData(f"the metadata database {self._path} is damaged: {why.orig}")
+        number = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}.get(code)
+        return why if number is None else OSError(number, f"the metadata database: {why.orig}")
 
     @property
     def _driver(self) -> sqlite3.Connection:
@@ -154,13 +170,6 @@ def _configure(driver: sqlite3.Connection, _record: object) -> None:
     driver.execute("PRAGMA wal_autocheckpoint=0")  # fold_log does it, off the path of a transaction
     driver.execute("PRAGMA foreign_keys=OFF")  # the log and the quarantine outlive what they name; fsck checks
     driver.execute("PRAGMA cache_size=-16384")
-
-
-def _device_error(why: OperationalError) -> Exception:
-    """What SQLite could not do, as the error of the device that it is; anything else as it came."""
-    code = getattr(why.orig, "sqlite_errorcode", 0) & 0xFF
-    number = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}.get(code)
-    return why if number is None else OSError(number, f"the metadata database: {why.orig}")
 
 
 def _begin_immediate(connection: Connection) -> None:

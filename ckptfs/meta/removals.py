@@ -80,8 +80,9 @@ def add(
     source_parent: int | None = None,
     source_name: bytes | None = None,
     winner: int | None = None,
+    acknowledged: bool = False,
 ) -> None:
-    """Record what ``name`` in ``parent`` loses, in the transaction in which it does."""
+    """Record what ``name`` in ``parent`` loses, in the transaction in which it does; ``acknowledged``: recovery never undoes it."""
     connection.execute(
         _add,
         {
@@ -95,7 +96,7 @@ def add(
             "source_name": source_name,
             "winner": winner,
             "removed_ns": now_ns,
-            "acknowledged": False,
+            "acknowledged": acknowledged,
         },
     )
 

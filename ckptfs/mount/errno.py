@@ -5,7 +5,7 @@ operation, so that an exception is always an answer: pyfuse3 ends the whole moun
 a handler.
 
 Frameworks hide the errno of a failed save ("unexpected pos 640 vs 598"), so each one that means lost bytes is logged
-here with the operation, the inode and the offset. What nobody foresaw is logged with its traceback and answered EIO.
+here with the operation, the path and the offset. What nobody foresaw is logged with its traceback and answered EIO.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import inspect
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -72,6 +73,8 @@ _Result = TypeVar("_Result")
 class _NamesHandles(Protocol):
     def inode_of(self, fh: int) -> int | None: ...
 
+    async def path_of(self, inode: int) -> bytes: ...
+
 
 _Self = TypeVar("_Self", bound=_NamesHandles)
 
@@ -109,14 +112,15 @@ def answered(
             raise
         except Exception as why:
             if _worth_saying(why):
-                report(_describe(self, operation.__name__, dict(zip(parameters, args, strict=False)) | kwargs), why)
+                given = dict(zip(parameters, args, strict=False)) | kwargs
+                report(await _describe(self, operation.__name__, given), why)
             raise pyfuse3.FUSEError(errno_of(why)) from why
 
     return answer
 
 
-def _describe(operations: _NamesHandles, operation: str, arguments: dict[str, object]) -> str:
-    """``write inode 17 off 1048576 size 4096``."""
+async def _describe(operations: _NamesHandles, operation: str, arguments: dict[str, object]) -> str:
+    """``write inode 17 off 1048576 size 4096 (b'run1/step_500.pt')``."""
     words = [operation]
     fh = arguments.get("fh")
     if isinstance(fh, int) and "inode" not in arguments:
@@ -127,6 +131,10 @@ def _describe(operations: _NamesHandles, operation: str, arguments: dict[str, ob
     for name in _SHOWN:
         if name in arguments:
             words += [name, str(arguments[name])]
+    inode = arguments.get("inode", arguments.get("parent_inode"))
+    if isinstance(inode, int):
+        with suppress(Exception):  # the path is a help; what failed is said without it too
+            words.append(f"({await operations.path_of(inode)!r})")
     return " ".join(words)
 
 

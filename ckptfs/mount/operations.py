@@ -84,6 +84,10 @@ class Operations(pyfuse3.Operations):
         opened = self._files.get(fh) or self._directories.get(fh)
         return opened and opened.ino
 
+    async def path_of(self, inode: int) -> bytes:
+        """A path of the inode, for log messages."""
+        return await self._volume.path_of(inode)
+
     # names
 
     @answered

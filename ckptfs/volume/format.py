@@ -23,7 +23,7 @@ from ckptfs.config import (
     check_width,
     render_default,
 )
-from ckptfs.errors import ConfigError, RefusedError
+from ckptfs.errors import ConfigError, DamagedData, RefusedError
 from ckptfs.meta.database import Database
 from ckptfs.volume.stripes import format_stripe, refuse_taken_directory, sync_directory, write_durably
 
@@ -79,6 +79,17 @@ def is_unformatted(directory: Path) -> bool:
     if not os.path.lexists(directory):
         return True
     return directory.is_dir() and not set(os.listdir(directory)) - _HARMLESS
+
+
+def refuse_missing_metadata(directory: Path) -> None:
+    """Raise :class:`DamagedData` when the volume in ``directory`` has lost its database.
+
+    Opening would make an empty one, and new files would then overwrite the lanes of those that only the lost one names.
+    """
+    path = directory / METADATA_NAME
+    if not path.exists() or not path.stat().st_size:
+        what = "is empty" if path.exists() else "is missing"
+        raise DamagedData(f"the metadata database {path} {what}. Put it back, from where it was moved or from a copy")
 
 
 def refuse_taken_volume_directory(directory: Path) -> None:

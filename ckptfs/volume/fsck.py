@@ -27,7 +27,7 @@ from ckptfs.meta.generations import GenerationRow
 from ckptfs.meta.inodes import InodeRow
 from ckptfs.meta.schema import ROOT_INO, RemovalKind, State
 from ckptfs.volume import links, quarantine
-from ckptfs.volume.format import METADATA_NAME
+from ckptfs.volume.format import METADATA_NAME, refuse_missing_metadata
 from ckptfs.volume.lock import VolumeLock
 from ckptfs.volume.reclaim import finish, forget_inode
 from ckptfs.volume.recovery import find_orphans, lane_sizes, sweep
@@ -54,9 +54,8 @@ def check(directory: Path, mode: FsckMode = FsckMode.CHECK) -> FsckReport:
     with VolumeLock.acquire(directory):
         stripes = [stripe.path for stripe in open_stripes(settings)]
         path = directory / METADATA_NAME
-        if not path.exists():
-            return _unreadable(f"the metadata database {path} is missing")
         try:
+            refuse_missing_metadata(directory)
             database = Database.open(path)
         except DamagedData as why:
             return _unreadable(str(why))

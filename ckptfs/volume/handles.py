@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptfs.errors import ReadOnlyVolume
 from ckptfs.volume.live import LiveFile
+from ckptfs.volume.readahead import ReadAhead
 
 if TYPE_CHECKING:
     from ckptfs.volume.volume import Volume
@@ -23,6 +24,7 @@ class OpenFile:
         self._file = file
         self._writes = flags & os.O_ACCMODE != os.O_RDONLY
         self._accessed = bool(flags & os.O_NOATIME)
+        self._ahead = ReadAhead(volume.landing)
         if self._writes:
             file.writers += 1
         else:
@@ -31,12 +33,20 @@ class OpenFile:
     def read_nowait(self, offset: int, size: int) -> bytes | bytearray | None:
         """Bytes from memory, without waiting; None when a thread is needed."""
         self._note_access()
-        return self._file.read_nowait(offset, size)
+        file = self._file
+        found = file.read_nowait(offset, size)
+        if found is not None:
+            self._ahead.hit(file.image, offset, size, file.size)
+        return found
 
     async def read(self, offset: int, size: int) -> bytes | bytearray:
         """``size`` bytes, fewer at the end of the file. Raises ``OSError``."""
         self._note_access()
-        return await self._file.read(offset, size)
+        file = self._file
+        self._ahead.miss(file.image, offset, size, file.size)
+        await self._ahead.wait(offset, size)
+        found = file.read_nowait(offset, size)
+        return await file.read(offset, size) if found is None else found
 
     async def write(self, offset: int, data: bytes) -> int:
         """Accept ``data``; returns its length. Raises ``OSError``."""
@@ -56,6 +66,7 @@ class OpenFile:
 
     async def release(self) -> None:
         """The last descriptor and mapping are gone."""
+        await self._ahead.stop()
         if self._writes:
             # Mapped pages may have been written after the last FLUSH.
             with suppress(OSError):  # reported already, at the write and at FLUSH; RELEASE has nobody to report to

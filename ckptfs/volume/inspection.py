@@ -74,7 +74,8 @@ def file_info(
     inode, row = database.transact(_find, path)
     live = find_live(inode.ino)
     size = row.size if live is None else live.size
-    state = row.state if live is None else live.state
+    # A live file is sealed before the commit that says so.
+    state = State.LANDING if live is not None and live.state is State.LANDING else row.state
     flushed = row.flushed if live is None else live.flushed
     image = row.image
     chunk_size = image.chunk_size if image is not None else 0

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 4 << 20
 """What a lane's task writes in one thread hop at most."""
 
 
@@ -133,8 +133,7 @@ class LiveFile:
             return 0
         buffer = self._landing.buffer
         while True:
-            if self.error is not None:
-                raise self._repeat_error()
+            self._check_sound()
             if self._resizing:
                 async with self.transition:  # what is accepted before the cut must not land after it
                     continue
@@ -214,7 +213,7 @@ class LiveFile:
             return
         self.error = why
         if self.image is not None and (self.image.reserves or why.errno not in (errno.ENOSPC, errno.EDQUOT)):
-            self.damage = str(why)  # bytes whose write was answered: reads would take the loss for a hole
+            self.damage = why.strerror or ""  # bytes whose write was answered: reads would take the loss for a hole
         log.error("inode %d: %s; its content is damaged until it is written anew", self.ino, why)
 
     def _repeat_error(self) -> OSError:
@@ -231,6 +230,12 @@ class LiveFile:
         """Raise the error that sticks to the generation, if there is one."""
         if self.error is not None:
             raise self._repeat_error()
+
+    def _check_sound(self) -> None:
+        """Raise when the content has lost bytes: a change in place would make the loss look like a hole."""
+        self.check()
+        if self.damage:
+            raise DamagedData(self.damage)
 
     async def _begin_landing(self) -> None:
         async with self.transition:
@@ -305,14 +310,6 @@ class LiveFile:
                 )
                 log.error("%s", self.damage)
 
-    def undamaged_lane_sizes(self, now: list[int]) -> list[int]:
-        """How long the lanes, which have the sizes ``now``, would be had none lost anything: the damage is not forgotten."""
-        assert self.image is not None
-        assert self.image_row is not None
-        before = [*self.image_row.lane_sizes, *[0] * len(now)]
-        wanted = [self.image.layout.lane_size(lane, self.size) for lane in range(len(now))]
-        return [max(is_now, min(was, most)) for is_now, was, most in zip(now, before, wanted, strict=False)]
-
     def accessed(self) -> None:
         """Set atime, as ``relatime`` does: when it is not after the last change, or a day old."""
         now_ns = time.time_ns()
@@ -352,7 +349,7 @@ class LiveFile:
     async def truncate(self, size: int) -> None:
         """Set the size (bytes) in place. A hole that this makes takes no space."""
         async with self.transition, self._without_writes():
-            self.check()
+            self._check_sound()
             if size == self.size:
                 self._touch()
                 return

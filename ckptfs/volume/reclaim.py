@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,12 @@ def finish(database: Database, stripes: Sequence[Path]) -> None:
     database.barrier()
     faults.hit("reclaim.barrier")
     for image in images:
-        unlink_image(image.id, len(image.stripes), [stripes[number] for number in image.stripes])
+        paths = [stripes[number] for number in image.stripes]
+        # Emptied first: a descriptor that is closed later, with its Image's last reference, would keep the blocks taken.
+        for lane, stripe in enumerate(paths):
+            with suppress(FileNotFoundError):
+                os.truncate(lane_path(stripe, image.id, lane), 0)
+        unlink_image(image.id, len(image.stripes), paths)
     faults.hit("reclaim.lanes-gone")
     database.transact(generations.forget_images, [image.id for image in images])
 

@@ -289,7 +289,10 @@ class _Contents:
             if own is not None:
                 removals.remove(connection, own.tick)
             removals.set_winner(connection, loser.id, heir.generation)
-            self._quarantine(loser, parent, name, reason)
+            if loser.size or size_in_lanes(loser.image, self._stripes):
+                self._quarantine(loser, parent, name, reason)
+            else:  # opened with O_TRUNC and never written: there is nothing to keep
+                generations.remove(connection, loser.id)
         generations.set_current(connection, losers[0].ino, heir.generation)
         links.content_changed(connection, losers[0].ino, self._now_ns)
         old = generations.the(connection, heir.generation)
@@ -307,7 +310,9 @@ class _Contents:
         if not self._same_instance:
             size = max(sealed, min(row.size, in_lanes))
         elif not row.flushed:
-            size = max(sealed, in_lanes)
+            # Lanes are written side by side: beyond the last FLUSH, one may be ahead of a hole in another.
+            prefix = 0 if row.image is None else layout_of(row.image).prefix_held_by(lane_sizes(row.image, self._stripes))
+            size = max(sealed, min(in_lanes, max(row.size, prefix)))
         if not self._same_instance and row.sealed_size == size:
             generations.set_sealed(
                 self._connection, row.id, size=size, sealed_size=size, unsealed_since=None, flushed=row.flushed

@@ -184,8 +184,6 @@ class Sealer:
             file.flushed = flushed or final or not file.writers
             file.times_changed = False
             lane_sizes = [] if one.image is None else await self._threads.device(one.image.lane_sizes)
-            if file.damage:
-                lane_sizes = file.undamaged_lane_sizes(lane_sizes)
             try:
                 await self._landing.transact(_commit_whole, file, lane_sizes)
             except BaseException:

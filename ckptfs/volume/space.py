@@ -84,9 +84,7 @@ class SpaceGuard:
         image.reserve(offset, count, ahead=left - count > _AHEAD_BYTES)
 
     def _room(self, stripe: Stripe, small: bool) -> int:
-        space = stripe.space()
-        # space() stops at 0, where the reserve begins; small files may go half way into it.
-        return space.available + (stripe.reserve_bytes // 2 if small else 0)
+        return stripe.space(from_reserve_bytes=stripe.reserve_bytes // 2 if small else 0).available
 
     async def _relieve(self, count: int) -> bool:
         """Free space; False when nothing could be freed."""

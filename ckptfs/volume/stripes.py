@@ -60,10 +60,13 @@ class Stripe:
         self.reserve_bytes = reserve_bytes
         self._problem = ""
 
-    def space(self) -> StripeSpace:
-        """The room on it now. Raises ``OSError`` when its filesystem does not answer."""
+    def space(self, *, from_reserve_bytes: int = 0) -> StripeSpace:
+        """The room on it now, above the reserve but for ``from_reserve_bytes`` of it.
+
+        Raises ``OSError`` when its filesystem does not answer.
+        """
         now = os.statvfs(self.path)
-        available = now.f_bavail * now.f_frsize - self.reserve_bytes
+        available = now.f_bavail * now.f_frsize - self.reserve_bytes + from_reserve_bytes
         return StripeSpace(total=now.f_blocks * now.f_frsize, available=max(0, available))
 
     def note_problem(self, problem: OSError | str) -> None:

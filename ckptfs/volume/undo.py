@@ -2,11 +2,14 @@
 
 Newest first, a record at a time, and over again while that makes progress (undoing one can make room for another), so
 that doing it twice changes nothing. The rule for each: a name that is free takes its inode back; a rename is undone
-only while the winner still has the name, and the winner goes back to where it came from. What cannot be undone stays in
-the log, where ``undelete`` finds it.
+only while the winner still has the name, and the winner goes back to where it came from; a symbolic link that was made
+under an unlinked name (``unlink`` and ``symlink`` move a pointer on) yields it, and goes into the log. What cannot be
+undone stays in the log, where ``undelete`` finds it.
 """
 
 from __future__ import annotations
+
+import stat
 
 from sqlalchemy import Connection
 
@@ -46,7 +49,9 @@ def _undo_one(connection: Connection, record: RemovalRow, now_ns: int) -> bool:
         return _undo_exchange(connection, record, lost, entry, now_ns)
     if lost.is_directory and lost.nlink:
         return False  # it has a name already, and cannot have two
-    if entry is not None and not _send_winner_back(connection, record, entry, now_ns):
+    if entry is not None and not (
+        _send_winner_back(connection, record, entry, now_ns) or _remove_pointer(connection, record, entry, now_ns)
+    ):
         return False
     links.give_name(connection, lost, record.parent, record.name, now_ns)
     return True
@@ -63,6 +68,24 @@ def _send_winner_back(connection: Connection, record: RemovalRow, entry: EntryRo
     if winner.is_directory and names.is_inside(connection, record.source_parent, winner.ino):
         return False  # where it came from lies in it by now
     links.move_name(connection, winner, entry, record.source_parent, record.source_name, now_ns)
+    return True
+
+
+def _remove_pointer(connection: Connection, record: RemovalRow, entry: EntryRow, now_ns: int) -> bool:
+    """Where a pointer is moved on by unlink and symlink, the new link came after the removal that is undone."""
+    pointer = inodes.find(connection, entry.ino)
+    if record.kind is not RemovalKind.UNLINKED or pointer is None or not stat.S_ISLNK(pointer.mode):
+        return False
+    removals.add(
+        connection,
+        RemovalKind.UNLINKED,
+        parent=entry.parent,
+        name=entry.name,
+        ino=pointer.ino,
+        now_ns=now_ns,
+        acknowledged=True,
+    )
+    links.take_name(connection, pointer, entry, now_ns)
     return True
 
 

@@ -29,6 +29,7 @@ from ckptfs import faults
 from ckptfs.config import VolumeConfig
 from ckptfs.errors import (
     AttributeNotFound,
+    DamagedData,
     InvalidArgument,
     IsADirectory,
     NameExists,
@@ -41,6 +42,7 @@ from ckptfs.image.placement import Placement
 from ckptfs.meta import inodes, names, removals, runs
 from ckptfs.meta.database import Database
 from ckptfs.meta.inodes import InodeRow
+from ckptfs.meta.schema import State
 from ckptfs.volume import history, inspection, namespace
 from ckptfs.volume.attributes import (
     AttributeChange,
@@ -50,7 +52,7 @@ from ckptfs.volume.attributes import (
     RenameMode,
     Space,
 )
-from ckptfs.volume.format import METADATA_NAME
+from ckptfs.volume.format import METADATA_NAME, refuse_missing_metadata
 from ckptfs.volume.handles import OpenFile
 from ckptfs.volume.instance import current_instance
 from ckptfs.volume.landing import Landing, boot_id
@@ -81,6 +83,7 @@ async def open_volume(directory: Path, *, read_only: bool = False) -> AsyncGener
     config = volume_config.load(directory)
     with VolumeLock.acquire(directory):
         stripes = open_stripes(config)
+        refuse_missing_metadata(directory)
         database = await trio.to_thread.run_sync(Database.open, directory / METADATA_NAME)
         try:
             instance = current_instance([directory, *(stripe.path for stripe in stripes)])
@@ -107,6 +110,9 @@ async def open_volume(directory: Path, *, read_only: bool = False) -> AsyncGener
 def _begin_run(database: Database, stripes: list[Stripe], instance: str | None) -> int:
     last = database.transact(runs.last)
     if last is not None and not last.clean:
+        damage = database.integrity_errors(quickly=True)
+        if damage:
+            raise DamagedData(f"the metadata database is damaged: {damage[0]}; nothing was changed, see ckptfs fsck")
         same = instance is not None and instance == last.instance
         report = recover(database, [stripe.path for stripe in stripes], same, time.time_ns())
         log.warning("the last run of this volume did not end cleanly; recovered: %s", report)
@@ -343,10 +349,13 @@ class Volume:
         self._changed(ino, now_ns)
 
     async def _own_xattr(self, ino: int, name: bytes) -> bytes:
-        file = self.landing.find(ino)
         if name == b"state":
-            state = await self.transact(inspection.state_of, ino) if file is None else file.state
+            file = self.landing.find(ino)
+            state = await self.transact(inspection.state_of, ino)
+            if file is not None and file.state is State.LANDING:
+                state = State.LANDING
             if state is not None:
+                await self.sealer.barrier()  # who reads "sealed" counts on it
                 return state.value.encode()
         if name == b"remote":
             return b"0"
@@ -433,9 +442,11 @@ class Volume:
 
     async def file_info(self, path: bytes) -> FileInfo:
         """What ``ckptfs info`` shows of the regular file at ``path``. Raises :class:`NameNotFound`."""
-        return await self._threads.device(
+        info = await self._threads.device(
             inspection.file_info, self._database, self.stripes, path, self.landing.find
         )
+        await self.sealer.barrier()  # who reads "sealed" counts on it
+        return info
 
     async def previous(self, path: bytes) -> list[PreviousVersion]:
         """Contents that ``path`` had before and that are still there, newest first."""
@@ -451,6 +462,10 @@ class Volume:
         if row is None:
             raise NameNotFound(f"there is no {os.fsdecode(path)!r} in the volume")
         return row.ino
+
+    async def path_of(self, ino: int) -> bytes:
+        """One path of the inode from the root; empty when it has no name."""
+        return await self.transact(names.path_of_inode, ino)
 
     async def restore_previous(self, path: bytes) -> None:
         """Give ``path`` its newest sealed previous content back; what is there now goes into the removal log.

@@ -1,24 +1,27 @@
-"""A program for test_torch.py: save or load a sharded state with torch.distributed.checkpoint.
+"""A program for test_torch.py: save and load a sharded state with torch.distributed.checkpoint.
 
-    distributed_checkpoint.py WORLD save|async_save|load DIRECTORY
+    distributed_checkpoint.py DIRECTORY WAY:WORLD...
 
-Starts WORLD gloo processes, which meet at a file in a temporary directory. The weights are split over the ranks by rows, so that a
-world of another size loads another layout. Every process ends with its parent or after its own timeout.
+For each of the words, in turn, WORLD gloo processes ``save``, ``async_save`` or ``load``; they meet at a file in a temporary directory.
+The weights are split over the ranks by rows, so that a world of another size loads another layout. The processes are forked: importing
+torch takes longer than all they do. Every process ends with its parent or after its own timeout.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.multiprocessing.spawn import start_processes
 
 TIMEOUT = timedelta(seconds=60)
 ROWS = 768
@@ -37,11 +40,13 @@ def rank_main(rank: int, world: int, way: str, directory: str, meeting: str) -> 
     sharded: DTensor = distribute_tensor(weights, mesh, [Shard(0)])
     state = {"weights": sharded, "bias": torch.zeros(99) if loads else torch.arange(99.0), "step": torch.tensor(17)}
     if way == "save":
-        dcp.save(state, checkpoint_id=directory)
+        save(state, checkpoint_id=directory)
     elif way == "async_save":
-        dcp.async_save(state, checkpoint_id=directory).result()
+        pending = async_save(state, checkpoint_id=directory)
+        assert isinstance(pending, Future)
+        pending.result()
     else:
-        dcp.load(state, checkpoint_id=directory)
+        load(state, checkpoint_id=directory)
         rows = ROWS // world
         assert torch.equal(sharded.to_local(), whole_weights()[rank * rows : (rank + 1) * rows])
         assert torch.equal(state["bias"], torch.arange(99.0))
@@ -50,10 +55,12 @@ def rank_main(rank: int, world: int, way: str, directory: str, meeting: str) -> 
 
 
 def main() -> None:
-    world, way, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    with tempfile.TemporaryDirectory() as temporary:
-        meeting = str(Path(temporary, "meeting"))
-        torch.multiprocessing.spawn(rank_main, (world, way, directory, meeting), nprocs=world)
+    directory = sys.argv[1]
+    for word in sys.argv[2:]:
+        way, world = word.split(":")
+        with tempfile.TemporaryDirectory() as temporary:
+            arguments = (int(world), way, directory, str(Path(temporary, "meeting")))
+            start_processes(rank_main, arguments, nprocs=int(world), start_method="fork")
 
 
 if __name__ == "__main__":

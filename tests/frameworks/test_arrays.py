@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from tests.support.mounted import MountedVolume
 
 np = pytest.importorskip("numpy")
 
+Arrays = dict[str, Any]
 
-def weights(seed: int) -> dict[str, np.ndarray]:
+
+def weights(seed: int) -> Arrays:
     random = np.random.default_rng(seed)
     return {
         "embed": random.standard_normal((2048, 1024)).astype(np.float32),
@@ -23,11 +26,11 @@ def weights(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+def assert_same(one: Arrays, other: Arrays) -> None:
     assert one.keys() == other.keys()
-    for name in one:
-        assert one[name].dtype == other[name].dtype
-        assert np.array_equal(one[name], other[name])
+    for name, array in one.items():
+        assert array.dtype == other[name].dtype
+        assert np.array_equal(array, other[name])
 
 
 def test_safetensors_saves_the_same_file_and_loads_it(pair: Pair) -> None:

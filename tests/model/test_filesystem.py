@@ -32,15 +32,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+PathChoice = bytes | int
 
 QUICK = settings(
-    max_examples=14,
-    stateful_step_count=40,
+    max_examples=8,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
-LONG = settings(QUICK, max_examples=150, stateful_step_count=120, phases=(*QUICK.phases, Phase.shrink))
+LONG = settings(QUICK, max_examples=100, stateful_step_count=100)
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -53,10 +54,12 @@ _chunks = st.integers(0, 7).map(lambda chunk: chunk * CHUNK_BYTES)
 OFFSETS = st.integers(0, 7 * CHUNK_BYTES) | st.builds(lambda chunk, by: max(0, chunk + by), _chunks, st.integers(-9, 9))
 LENGTHS = st.integers(0, 300) | st.integers(0, 4 * CHUNK_BYTES)
 SEEDS = st.integers(0, MOST_BYTES // 2)
-NAMES = st.sampled_from([b"a", b"b", b"c", b"\xff\xfe", b"n" * 255])
-DIRECTORIES = st.sampled_from([b".", b".", b"d", b"d/e", b"f"])
-FILES = st.builds(os.path.join, DIRECTORIES, NAMES)
-PATHS = FILES | st.sampled_from([b"d", b"d/e", b"f", b"f/e", b"a/b", b"n" * 256])
+THERE = st.integers(0, 1 << 16)
+"""Stands for something that is there: the number of a path in the sorted tree."""
+DIRECTORIES = st.sampled_from([b".", b"d", b"d/e", b"f"])
+NEW = st.sampled_from([b"a", b"b", b"c", b"d/a", b"d/b", b"d/e/a", b"f/a", b"f/\xff\xfe", b"n" * 255, b"n" * 256, b"a/b"])
+FILES = THERE | NEW
+PATHS = THERE | NEW | st.sampled_from([b"d", b"d/e", b"f", b"f/e"])
 FLAGS = st.builds(
     lambda access, more: access | more,
     st.sampled_from([os.O_RDONLY, os.O_WRONLY, os.O_RDWR]),
@@ -107,8 +110,11 @@ class MountBesideDirectory(RuleBasedStateMachine):
         # One directory further down, so that links to ".." lead to the same place on both sides.
         self.roots = tuple(os.fsencode(top / "root") for top in self.tops)
         for root in self.roots:
-            os.mkdir(root)
+            for directory in (b"", b"d", b"d/e"):
+                os.mkdir(os.path.join(root, directory))
         self.intact = True
+        for path, size in ((b"a", 5 * CHUNK_BYTES // 2), (b"d/a", 100), (b"d/e/b", CHUNK_BYTES)):
+            self.save(path, size, size, sync=False, close=True)
 
     def teardown(self) -> None:
         try:
@@ -125,7 +131,7 @@ class MountBesideDirectory(RuleBasedStateMachine):
     # Files
 
     @rule(path=FILES, flags=FLAGS, mode=st.sampled_from([0o600, 0o644, 0o755]))
-    def open_file(self, path: bytes, flags: int, mode: int) -> None:
+    def open_file(self, path: PathChoice, flags: int, mode: int) -> None:
         before = self._local_content(path) if flags & os.O_TRUNC else None
         opened = self.both(lambda side: os.open(self._at(side, path), flags, mode), compare=False)
         if opened is None:
@@ -142,6 +148,19 @@ class MountBesideDirectory(RuleBasedStateMachine):
         if flags & os.O_TRUNC:
             self.own_mtime.discard(key)
         self.handles.append(Handle(opened, flags & os.O_ACCMODE != os.O_RDONLY, key))
+
+    @rule(path=FILES, seed=SEEDS, length=LENGTHS, sync=st.booleans(), close=st.booleans())
+    def save(self, path: PathChoice, seed: int, length: int, sync: bool, close: bool) -> None:
+        """What ``torch.save`` does, up to some point."""
+        opened = len(self.handles)
+        self.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        if len(self.handles) == opened:
+            return
+        self.write_on(-1, seed, length)
+        if sync:
+            self.sync_file(-1, data_only=False)
+        if close:
+            self.close_file(-1)
 
     @precondition(lambda self: self.handles)
     @rule(which=HANDLES)
@@ -185,7 +204,7 @@ class MountBesideDirectory(RuleBasedStateMachine):
             self._truncated(handle.key, size, self._content_of(handle))
 
     @rule(path=FILES, size=OFFSETS)
-    def truncate(self, path: bytes, size: int) -> None:
+    def truncate(self, path: PathChoice, size: int) -> None:
         if self.both(lambda side: os.truncate(self._at(side, path), size)) is not None:
             self._truncated(os.stat(self._at(1, path)).st_ino, size, self._local_content(path) or b"")
 
@@ -231,50 +250,51 @@ class MountBesideDirectory(RuleBasedStateMachine):
             self.promises[handle.key].synced()
 
     @rule(path=FILES)
-    def read_file(self, path: bytes) -> None:
+    def read_file(self, path: PathChoice) -> None:
         self.both(lambda side: _content(self._at(side, path)))
 
     # Names
 
     @rule(source=PATHS, new_path=PATHS, flags=st.sampled_from([0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE]))
-    def rename(self, source: bytes, new_path: bytes, flags: int) -> None:
+    def rename(self, source: PathChoice, new_path: PathChoice, flags: int) -> None:
+        source, new_path = self._path(source), self._path(new_path)
+        moved = os.lstat(self._at(1, source)).st_ino if os.path.lexists(self._at(1, source)) else 0
         if self.both(lambda side: _rename(self._at(side, source), self._at(side, new_path), flags)) is not None:
-            found = os.lstat(self._at(1, new_path))
-            if found.st_ino in self.promises:
-                self.promises[found.st_ino].finished()
+            if moved in self.promises:
+                self.promises[moved].finished()
             self._forget_the_lost()
 
     @rule(source=PATHS, new_path=PATHS)
-    def link(self, source: bytes, new_path: bytes) -> None:
+    def link(self, source: PathChoice, new_path: PathChoice) -> None:
         self.both(lambda side: os.link(self._at(side, source), self._at(side, new_path), follow_symlinks=False))
 
     @rule(to=st.sampled_from([b"a", b"d", b"d/b", b"../a", b".", b"missing"]), path=PATHS)
-    def symlink(self, to: bytes, path: bytes) -> None:
+    def symlink(self, to: bytes, path: PathChoice) -> None:
         self.both(lambda side: os.symlink(to, self._at(side, path)))
 
     @rule(path=PATHS)
-    def unlink(self, path: bytes) -> None:
+    def unlink(self, path: PathChoice) -> None:
         if self.both(lambda side: os.unlink(self._at(side, path))) is not None:
             self._forget_the_lost()
 
     @rule(path=PATHS | st.sampled_from([b"d", b"d/e", b"f"]))
-    def mkdir(self, path: bytes) -> None:
+    def mkdir(self, path: PathChoice) -> None:
         self.both(lambda side: os.mkdir(self._at(side, path)))
 
     @rule(path=PATHS)
-    def rmdir(self, path: bytes) -> None:
+    def rmdir(self, path: PathChoice) -> None:
         self.both(lambda side: os.rmdir(self._at(side, path)))
 
     @rule(path=PATHS | DIRECTORIES)
-    def list_directory(self, path: bytes) -> None:
+    def list_directory(self, path: PathChoice) -> None:
         self.both(lambda side: sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in os.scandir(self._at(side, path))))
 
     @rule(path=PATHS)
-    def read_link(self, path: bytes) -> None:
+    def read_link(self, path: PathChoice) -> None:
         self.both(lambda side: os.readlink(self._at(side, path)))
 
     @rule(path=DIRECTORIES)
-    def sync_directory(self, path: bytes) -> None:
+    def sync_directory(self, path: PathChoice) -> None:
         """Seals the files that it names, too."""
 
         def sync(side: int) -> None:
@@ -292,15 +312,15 @@ class MountBesideDirectory(RuleBasedStateMachine):
     # Attributes
 
     @rule(path=PATHS, mode=st.integers(0, 0o7777))
-    def chmod(self, path: bytes, mode: int) -> None:
+    def chmod(self, path: PathChoice, mode: int) -> None:
         self.both(lambda side: os.chmod(self._at(side, path), mode))
 
     @rule(path=PATHS, owner=st.integers(0, 3))
-    def chown(self, path: bytes, owner: int) -> None:
+    def chown(self, path: PathChoice, owner: int) -> None:
         self.both(lambda side: os.chown(self._at(side, path), owner, -1, follow_symlinks=False))
 
     @rule(path=FILES, mtime_ns=st.integers(0, 2 * 10**18))
-    def utime(self, path: bytes, mtime_ns: int) -> None:
+    def utime(self, path: PathChoice, mtime_ns: int) -> None:
         done = self.both(lambda side: os.utime(self._at(side, path), ns=(mtime_ns, mtime_ns)))
         if done is not None:
             found = os.stat(self._at(1, path))
@@ -308,19 +328,19 @@ class MountBesideDirectory(RuleBasedStateMachine):
                 self.own_mtime.add(found.st_ino)
 
     @rule(path=PATHS)
-    def stat(self, path: bytes) -> None:
+    def stat(self, path: PathChoice) -> None:
         self.both(lambda side: self._told(os.stat(self._at(side, path)), os.stat(self._at(1, path)).st_ino))
 
     @rule(path=PATHS, name=XATTRS, value=st.binary(max_size=300), flags=st.sampled_from([0, os.XATTR_CREATE, os.XATTR_REPLACE]))
-    def set_xattr(self, path: bytes, name: bytes, value: bytes, flags: int) -> None:
+    def set_xattr(self, path: PathChoice, name: bytes, value: bytes, flags: int) -> None:
         self.both(lambda side: os.setxattr(self._at(side, path), name, value, flags))
 
     @rule(path=PATHS, name=XATTRS)
-    def get_xattr(self, path: bytes, name: bytes) -> None:
+    def get_xattr(self, path: PathChoice, name: bytes) -> None:
         self.both(lambda side: (os.getxattr(self._at(side, path), name), sorted(os.listxattr(self._at(side, path)))))
 
     @rule(path=PATHS, name=XATTRS)
-    def remove_xattr(self, path: bytes, name: bytes) -> None:
+    def remove_xattr(self, path: PathChoice, name: bytes) -> None:
         self.both(lambda side: os.removexattr(self._at(side, path), name))
 
     # The volume
@@ -357,7 +377,7 @@ class MountBesideDirectory(RuleBasedStateMachine):
                     self._adopt(path)
         self.compare_trees()
 
-    def _adopt(self, path: bytes) -> None:
+    def _adopt(self, path: PathChoice) -> None:
         """Let the local side have what the kill left, if it may."""
         local = self._at(1, path)
         found = os.lstat(local)
@@ -419,8 +439,22 @@ class MountBesideDirectory(RuleBasedStateMachine):
     def _handle(self, which: int) -> Handle:
         return self.handles[which % len(self.handles)]
 
-    def _at(self, side: int, path: bytes) -> bytes:
-        return os.path.join(self.roots[side], path)
+    def _at(self, side: int, path: PathChoice) -> bytes:
+        return os.path.join(self.roots[side], self._path(path))
+
+    def _path(self, path: PathChoice) -> bytes:
+        """A name, or the one of what is there that the number stands for."""
+        if isinstance(path, bytes):
+            return path
+        root = self.roots[1]
+        found = sorted(
+            os.path.relpath(os.path.join(directory, name), root)
+            for directory, directories, names in os.walk(root)
+            for name in [*directories, *names]
+        )
+        chosen = found[path % len(found)] if found else b"nothing"
+        note(f"{path} is {chosen!r}")
+        return chosen
 
     def _changed(self, handle: Handle) -> None:
         self.own_mtime.discard(handle.key)
@@ -439,7 +473,7 @@ class MountBesideDirectory(RuleBasedStateMachine):
     def _content_of(self, handle: Handle) -> bytes:
         return _content(b"/proc/self/fd/%d" % handle.descriptors[1])
 
-    def _local_content(self, path: bytes) -> bytes | None:
+    def _local_content(self, path: PathChoice) -> bytes | None:
         try:
             return _content(self._at(1, path))
         except OSError:

@@ -40,7 +40,9 @@ def small(tmp_path: Path) -> Iterator[MountedVolume]:
     finally:
         made.dispose()
         # A daemon that was just released from its lock may still be on its way out. The loop device goes with the mount.
-        wait_until(lambda: subprocess.run(["umount", device], check=False, timeout=60).returncode == 0, f"{device} to be free")
+        wait_until(
+            lambda: subprocess.run(["umount", device], check=False, timeout=60).returncode == 0, f"{device} to be free"
+        )
 
 
 def fill(path: Path, flags: int = 0) -> tuple[int, int]:
@@ -58,6 +60,7 @@ def fill(path: Path, flags: int = 0) -> tuple[int, int]:
 
 
 def test_the_write_that_does_not_fit_fails_and_earlier_bytes_are_read(small: MountedVolume) -> None:
+    """S-enospc."""
     written, number = fill(small.mountpoint / "fill")
     assert number == errno.ENOSPC
     assert written > 20 << 20
@@ -69,6 +72,7 @@ def test_the_write_that_does_not_fit_fails_and_earlier_bytes_are_read(small: Mou
 
 
 def test_names_are_changed_on_a_full_volume(small: MountedVolume) -> None:
+    """S-full."""
     root = small.mountpoint
     (root / "step-1").mkdir()
     (root / "step-1" / "w").write_bytes(PIECE)
@@ -90,6 +94,7 @@ def test_names_are_changed_on_a_full_volume(small: MountedVolume) -> None:
 
 
 def test_freed_space_is_usable_at_once(small: MountedVolume) -> None:
+    """S-space-back, S-statfs."""
     free = os.statvfs(small.mountpoint).f_bavail
     for _ in range(3):
         written, number = fill(small.mountpoint / "fill")
@@ -111,6 +116,7 @@ def test_a_checkpoint_that_is_overwritten_again_and_again_always_fits(small: Mou
 
 
 def test_tiny_files_are_written_on_a_full_volume(small: MountedVolume) -> None:
+    """S-reserve."""
     assert fill(small.mountpoint / "fill")[1] == errno.ENOSPC
     for number in range(20):
         (small.mountpoint / f"marker{number}").write_text(f"step-{number}")
@@ -119,6 +125,7 @@ def test_tiny_files_are_written_on_a_full_volume(small: MountedVolume) -> None:
 
 
 def test_a_file_is_cut_and_rewritten_on_a_full_volume(small: MountedVolume) -> None:
+    """S-full."""
     written, number = fill(small.mountpoint / "fill")
     assert number == errno.ENOSPC
     os.truncate(small.mountpoint / "fill", 1000)
@@ -137,7 +144,7 @@ def test_a_sparse_file_larger_than_the_device_is_no_problem_until_it_is_filled(s
 
 
 def test_the_first_error_of_a_save_is_not_at_close(small: MountedVolume) -> None:
-    """safetensors ignores what close says: ftruncate to the full size, write, rename, close."""
+    """S-enospc: safetensors ignores what close says: ftruncate to the full size, write, rename, close."""
     temporary = small.mountpoint / ".tmp"
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.ftruncate(descriptor, 60 << 20)

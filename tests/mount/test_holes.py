@@ -41,6 +41,7 @@ def test_a_file_larger_than_four_gib_is_mostly_hole(place: Path) -> None:
 
 
 def test_a_hole_takes_no_space(mounted: MountedVolume) -> None:
+    """S-holes."""
     with open(mounted.mountpoint / "f", "wb") as file:
         file.write(b"start")
         file.seek(10 << 30)
@@ -57,6 +58,7 @@ def test_space_reserved_ahead_is_given_back_at_close(mounted: MountedVolume) -> 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4097, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17])
 def test_what_was_cut_off_reads_as_zeros_when_the_file_grows_again(place: Path, size: int) -> None:
+    """S-holes."""
     full = 2 * CHUNK + 100
     content = random.Random(size).randbytes(full)
     (place / "f").write_bytes(content)
@@ -90,6 +92,7 @@ def test_sizes_that_cannot_be_are_refused(place: Path) -> None:
 
 
 def test_posix_fallocate_makes_a_file_of_that_size(place: Path) -> None:
+    """S-no-fallocate."""
     descriptor = os.open(place / "f", os.O_CREAT | os.O_RDWR)
     os.posix_fallocate(descriptor, 0, 2 << 20)
     assert os.fstat(descriptor).st_size == 2 << 20
@@ -99,7 +102,7 @@ def test_posix_fallocate_makes_a_file_of_that_size(place: Path) -> None:
 
 
 def test_what_the_mount_cannot_do_is_not_supported_rather_than_wrong(on_mount: Path) -> None:
-    """So that programs fall back: cp from reflink, tempfile from unnamed files."""
+    """S-no-tmpfile, S-no-reflink, S-no-seek-hole: so that programs fall back: cp from reflink, tempfile from unnamed files."""
     (on_mount / "s").write_bytes(b"x" * 5000)
     assert errno_of(os.open, on_mount, os.O_TMPFILE | os.O_RDWR) == errno.EOPNOTSUPP
     with open(on_mount / "s", "rb") as source, open(on_mount / "t", "wb") as target:
@@ -133,6 +136,7 @@ def test_a_sparse_archive_keeps_every_byte(place: Path) -> None:
 
 
 def test_a_file_with_data_never_claims_to_have_no_blocks(place: Path) -> None:
+    """S-blocks."""
     (place / "large").write_bytes(b"A" * 3_000_000)
     (place / "small").write_bytes(b"x")
     for name in ("large", "small"):
@@ -142,6 +146,7 @@ def test_a_file_with_data_never_claims_to_have_no_blocks(place: Path) -> None:
 
 
 def test_statfs_makes_sense(on_mount: Path, tmp_path: Path) -> None:
+    """S-statfs."""
     found = os.statvfs(on_mount)
     assert 0 < found.f_bavail <= found.f_bfree <= found.f_blocks
     assert found.f_frsize > 0

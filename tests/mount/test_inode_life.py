@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_a_removed_file_is_read_and_written_on(place: Path) -> None:
+    """S-inode-life."""
     with open(place / "f", "w+b", buffering=0) as file:
         file.write(b"x" * 3_000_000)
         (place / "f").unlink()
@@ -55,6 +56,7 @@ def test_a_new_file_of_the_same_name_is_another_file(place: Path) -> None:
 
 
 def test_a_file_opened_by_path_only_is_still_there_after_its_removal(place: Path) -> None:
+    """S-inode-life."""
     (place / "f").write_bytes(b"x" * 5000)
     handle = os.open(place / "f", os.O_PATH)
     (place / "f").unlink()
@@ -84,6 +86,7 @@ def test_steps_that_come_and_go_quickly_leave_the_last(place: Path) -> None:
 
 
 def test_inode_numbers_stay_the_same_after_a_remount(mounted: MountedVolume) -> None:
+    """S-inode-life."""
     (mounted.mountpoint / "d").mkdir()
     (mounted.mountpoint / "d" / "f").write_text("x")
     paths = [mounted.mountpoint, mounted.mountpoint / "d", mounted.mountpoint / "d" / "f"]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_names_of_one_inode_share_content_and_attributes(place: Path) -> None:
+    """S-hard-links."""
     (place / "last").write_bytes(b"1" * 5000)
     os.link(place / "last", place / "step-1")
     one, other = (place / "last").stat(), (place / "step-1").stat()
@@ -69,6 +70,7 @@ def test_a_symbolic_link_can_have_hard_links(place: Path) -> None:
 
 
 def test_a_target_is_kept_verbatim_up_to_4095_bytes(place: Path) -> None:
+    """S-symlinks."""
     for number, target in enumerate([b"x", b"../../blobs/h", b"/abs/", b"caf\xe9\n", b"y" * 4095]):
         link = os.path.join(os.fsencode(place), b"%d" % number)
         os.symlink(target, link)

@@ -20,6 +20,7 @@ _BUSY = {errno.EAGAIN, errno.EACCES}
 
 
 def test_flock_excludes_other_openings(place: Path) -> None:
+    """S-locks."""
     with open(place / "l", "w") as one, open(place / "l", "w") as other:
         os.fchmod(one.fileno(), 0o644)
         fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,6 +40,7 @@ def test_a_read_only_opening_may_lock_too(place: Path) -> None:
 
 
 def test_posix_locks_exclude_other_processes_from_a_range(place: Path) -> None:
+    """S-locks."""
     (place / "l").write_bytes(b"x" * 100)
     with open(place / "l", "r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 20)
@@ -71,6 +73,7 @@ def test_open_file_description_locks_belong_to_the_opening(place: Path) -> None:
 
 
 def test_a_lock_survives_the_rename_and_the_removal_of_its_file(place: Path) -> None:
+    """S-locks."""
     with open(place / "x.__lock", "wb") as file, open(place / "x.__lock", "rb") as other:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(b"content")

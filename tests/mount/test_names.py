@@ -32,6 +32,7 @@ ODD_NAMES = [
 
 
 def test_a_name_is_kept_byte_for_byte(place: Path) -> None:
+    """S-names."""
     directory = os.fsencode(place)
     for name in ODD_NAMES:
         with open(os.path.join(directory, name), "wb") as file:
@@ -53,6 +54,7 @@ def test_upper_and_lower_case_are_different_names(place: Path) -> None:
 
 @pytest.mark.parametrize("length", [256, 1025])
 def test_a_longer_name_than_255_bytes_is_refused_by_every_call(place: Path, length: int) -> None:
+    """S-names."""
     long = place / ("n" * length)
     (place / "a").touch()
     assert errno_of(os.open, long, os.O_CREAT | os.O_WRONLY) == errno.ENAMETOOLONG

@@ -83,6 +83,7 @@ def test_every_mode_bit_is_kept(place: Path) -> None:
 
 @pytest.mark.root
 def test_others_read_what_they_may_and_nothing_else(place: Path) -> None:
+    """S-permissions."""
     (place / "public").write_text("hi")
     (place / "private").write_text("no")
     (place / "private").chmod(0o600)
@@ -133,6 +134,7 @@ def test_supplementary_groups_count(place: Path) -> None:
 
 @pytest.mark.root
 def test_in_a_sticky_directory_only_owners_remove(place: Path) -> None:
+    """S-permissions."""
     place.chmod(0o1777)
     (place / "roots").touch()
     (place / "roots").chmod(0o666)
@@ -179,6 +181,7 @@ def _write_only(path: Path) -> None:
     ids=["write", "write-only", "truncate"],
 )
 def test_a_change_by_another_user_takes_setuid_and_setgid_away(place: Path, change: Callable[[Path], None]) -> None:
+    """S-setuid."""
     (place / "f").write_bytes(b"xxxx")
     (place / "f").chmod(0o6777)
     assert as_user(place, lambda: change(Path("f"))) == 0
@@ -218,6 +221,7 @@ def test_owners_give_their_files_to_groups_they_are_in(place: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize(("option", "answer"), [("noallow_other", errno.EACCES), ("allow_other", 0)])
 def test_other_users_are_let_in_by_an_option(volume: MountedVolume, option: str, answer: int) -> None:
+    """S-allow-other."""
     volume.mount(option)
     (volume.mountpoint / "f").write_text("x")
     descriptor = os.open(volume.mountpoint, os.O_RDONLY)
@@ -228,6 +232,7 @@ def test_other_users_are_let_in_by_an_option(volume: MountedVolume, option: str,
 
 
 def test_owner_group_and_umask_options_change_what_is_shown(volume: MountedVolume) -> None:
+    """S-owner-options."""
     volume.mount("uid=1234,gid=4321,umask=027")
     file = volume.mountpoint / "f"
     file.write_text("x")
@@ -238,6 +243,7 @@ def test_owner_group_and_umask_options_change_what_is_shown(volume: MountedVolum
 
 
 def test_on_a_read_only_mount_everything_is_read_and_nothing_changes(mounted: MountedVolume) -> None:
+    """S-read-only."""
     file = mounted.mountpoint / "f"
     file.write_bytes(b"x" * 100_000)
     times = (file.stat().st_mtime_ns, file.stat().st_ctime_ns, file.stat().st_atime_ns)

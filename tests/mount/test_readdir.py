@@ -36,6 +36,7 @@ def test_entries_deleted_while_listing_are_each_seen_once(place: Path) -> None:
 
 
 def test_entries_that_nobody_touches_are_seen_once_while_others_come_and_go(place: Path) -> None:
+    """S-readdir."""
     names = make_files(place, 700)
     kept = set(names[::2])
     others = iter(names[1::2])

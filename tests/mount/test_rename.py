@@ -26,6 +26,7 @@ def test_rename_replaces_a_file(place: Path) -> None:
 
 
 def test_noreplace_refuses_a_name_that_is_taken(place: Path) -> None:
+    """S-rename."""
     (place / "a").write_text("a")
     (place / "b").write_text("b")
     assert errno_of(renameat2, place / "a", place / "b", RENAME_NOREPLACE) == errno.EEXIST
@@ -35,6 +36,7 @@ def test_noreplace_refuses_a_name_that_is_taken(place: Path) -> None:
 
 
 def test_exchange_swaps_two_files(place: Path) -> None:
+    """S-rename."""
     (place / "a").write_text("a")
     (place / "b").write_text("b")
     renameat2(place / "a", place / "b", RENAME_EXCHANGE)
@@ -53,6 +55,7 @@ def test_exchange_swaps_a_file_and_a_full_directory_of_different_parents(place: 
 
 
 def test_exchange_needs_both_names_and_other_flags_are_refused(place: Path) -> None:
+    """S-rename."""
     (place / "a").touch()
     (place / "d" / "inside").mkdir(parents=True)
     assert errno_of(renameat2, place / "a", place / "b", RENAME_EXCHANGE) == errno.ENOENT
@@ -62,6 +65,7 @@ def test_exchange_needs_both_names_and_other_flags_are_refused(place: Path) -> N
 
 
 def test_a_whiteout_is_not_supported(on_mount: Path) -> None:
+    """S-rename."""
     (on_mount / "a").touch()
     assert errno_of(renameat2, on_mount / "a", on_mount / "b", RENAME_WHITEOUT) == errno.EINVAL
     assert os.listdir(on_mount) == ["a"]
@@ -116,6 +120,7 @@ def test_a_file_that_was_renamed_over_is_still_read_by_who_has_it_open(place: Pa
 
 
 def test_a_reader_never_misses_a_pointer_that_is_replaced_all_the_time(place: Path) -> None:
+    """S-rename."""
     pointer = place / "latest"
     pointer.write_text("0" * 4000)
     stop = threading.Event()

@@ -25,6 +25,7 @@ _IN_CLOSE_WRITE = 0x8
 
 
 def test_a_named_pipe_carries_bytes(place: Path) -> None:
+    """S-special-files."""
     os.mkfifo(place / "p")
     assert stat.S_ISFIFO((place / "p").lstat().st_mode)
     writer = threading.Thread(target=(place / "p").write_bytes, args=(b"through the pipe",), daemon=True)
@@ -51,6 +52,7 @@ def test_a_socket_is_bound_and_answers(place: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.root
 def test_a_device_node_is_kept_and_not_opened(on_mount: Path) -> None:
+    """S-special-files."""
     os.mknod(on_mount / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     os.mknod(on_mount / "block", stat.S_IFBLK | 0o600, os.makedev(259, 70_000))
     assert (on_mount / "null").stat().st_rdev == os.makedev(1, 3)
@@ -74,6 +76,7 @@ def test_a_program_runs_from_the_mount(place: Path) -> None:
 
 
 def test_a_watcher_sees_files_closed_and_moved_into_place(place: Path) -> None:
+    """S-inotify."""
     libc = ctypes.CDLL(None, use_errno=True)
     watcher = libc.inotify_init1(os.O_NONBLOCK)
     try:

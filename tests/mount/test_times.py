@@ -26,6 +26,7 @@ def in_the_past(path: Path) -> None:
 
 @pytest.mark.parametrize("moment_ns", [0, 1, 999_999_999, 1_700_000_000_123_456_789, 2**32 * 10**9 + 7])
 def test_times_are_kept_to_the_nanosecond(place: Path, moment_ns: int) -> None:
+    """S-times."""
     (place / "f").touch()
     os.utime(place / "f", ns=(moment_ns, moment_ns + 1))
     found = (place / "f").stat()
@@ -90,9 +91,7 @@ def test_moving_between_directories_sets_the_times_of_both(place: Path) -> None:
     ids=["chmod", "chown", "link", "setxattr", "removexattr", "utime"],
 )
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_change_of_attributes_sets_ctime_only(
-    place: Path, change: Callable[[Path], object], is_open: bool
-) -> None:
+def test_a_change_of_attributes_sets_ctime_only(place: Path, change: Callable[[Path], object], is_open: bool) -> None:
     file = place / "f"
     file.touch()
     os.setxattr(file, "user.there", b"")
@@ -119,6 +118,7 @@ def test_a_change_of_attributes_sets_ctime_only(
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_change_of_content_sets_mtime_and_ctime(place: Path, change: Callable[[Path], object]) -> None:
+    """S-times."""
     file = place / "f"
     file.write_bytes(b"content")
     in_the_past(file)
@@ -146,6 +146,7 @@ def test_opening_for_writing_and_closing_changes_nothing(place: Path) -> None:
 
 
 def test_reading_sets_atime_once_after_a_change(place: Path) -> None:
+    """S-atime."""
     file = place / "f"
     file.write_bytes(b"x")
     os.utime(file, ns=(1, 2))
@@ -192,6 +193,7 @@ def test_copying_takes_the_times_along(place: Path, tmp_path: Path) -> None:
 
 
 def test_times_survive_a_remount(mounted: MountedVolume) -> None:
+    """S-times."""
     file = mounted.mountpoint / "f"
     file.write_bytes(b"x" * 5000)
     os.utime(file, ns=(3, 4))

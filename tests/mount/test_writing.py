@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import random
@@ -41,6 +42,7 @@ def test_what_was_written_is_read(place: Path, access: int, flags: int) -> None:
 
 @pytest.mark.parametrize("access", [os.O_WRONLY, os.O_RDWR], ids=["write-only", "read-write"])
 def test_a_synchronous_write_is_sealed_when_it_returns(on_mount: Path, access: int) -> None:
+    """S-o-sync."""
     descriptor = os.open(on_mount / "f", os.O_CREAT | access | os.O_SYNC)
     os.write(descriptor, b"x" * 1000)
     assert os.getxattr(on_mount / "f", "user.ckptfs.state") == b"sealed"
@@ -48,6 +50,7 @@ def test_a_synchronous_write_is_sealed_when_it_returns(on_mount: Path, access: i
 
 
 def test_direct_io_writes_and_reads_aligned_blocks(place: Path) -> None:
+    """S-o-direct."""
     with mmap.mmap(-1, 1 << 20) as aligned:
         aligned[:] = os.urandom(1 << 20)
         descriptor = os.open(place / "f", os.O_CREAT | os.O_RDWR | os.O_DIRECT)
@@ -66,7 +69,7 @@ def test_direct_io_writes_and_reads_aligned_blocks(place: Path) -> None:
 
 
 def test_random_writes_leave_what_they_leave_in_memory(place: Path) -> None:
-    """Around the borders of chunks too, where the bytes go to another stripe; again after fsync, and through a new handle."""
+    """S-write: around the borders of chunks too, where the bytes go to another stripe; again after fsync, and through a new handle."""
     random_numbers = random.Random(3)
     expected = bytearray()
     descriptor = os.open(place / "f", os.O_RDWR | os.O_CREAT)
@@ -103,6 +106,7 @@ def test_a_header_is_rewritten_after_megabytes_of_body(place: Path) -> None:
 
 
 def test_appends_go_to_the_end_whatever_the_offset(place: Path) -> None:
+    """S-append."""
     one = os.open(place / "f", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     other = os.open(place / "f", os.O_RDWR | os.O_APPEND)
     os.write(one, b"1")
@@ -135,6 +139,7 @@ os.close(descriptor)
 
 
 def test_processes_that_append_to_one_file_tear_no_line(place: Path) -> None:
+    """S-append."""
     writers = [subprocess.Popen([sys.executable, "-c", APPENDER, str(place / "log"), name]) for name in "abc"]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     lines = [line.split() for line in (place / "log").read_bytes().splitlines()]
@@ -154,6 +159,7 @@ def test_threads_fill_disjoint_parts_of_one_file(place: Path) -> None:
 
 
 def test_a_duplicate_writes_on_after_the_other_is_closed(place: Path) -> None:
+    """S-close."""
     descriptor = os.open(place / "f", os.O_CREAT | os.O_WRONLY)
     duplicate = os.dup(descriptor)
     os.write(duplicate, b"one")
@@ -167,6 +173,7 @@ def test_a_duplicate_writes_on_after_the_other_is_closed(place: Path) -> None:
 
 
 def test_a_child_writes_through_the_descriptor_it_inherited(place: Path) -> None:
+    """S-close."""
     descriptor = os.open(place / "f", os.O_CREAT | os.O_RDWR)
     os.write(descriptor, b"parent ")
     assert in_child(lambda: (os.write(descriptor, b"child "), os.close(descriptor))) == 0
@@ -190,14 +197,12 @@ def test_a_killed_writer_leaves_the_prefix_it_wrote_and_no_lock(place: Path) -> 
     size = (place / "f").stat().st_size
     assert set((place / "f").read_bytes()) == {ord("k")}
     assert size >= 1 << 20
-    import fcntl
-
     with open(place / "f", "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_readers_see_at_once_what_a_writer_wrote(place: Path) -> None:
-    """In their page cache lies what was there before, and the writer goes around that cache."""
+    """S-visible: in their page cache lies what was there before, and the writer goes around that cache."""
     total = b""
     with open(place / "f", "wb", buffering=0) as writer, open(place / "f", "rb", buffering=0) as reader:
         for count in (1, 4095, 100_000, 1 << 20, 3):
@@ -217,8 +222,7 @@ def test_a_reader_beside_a_writer_sees_a_growing_prefix(place: Path) -> None:
 
     def write() -> None:
         with open(place / "f", "wb", buffering=0) as file:
-            for start in range(0, len(content), 1 << 20):
-                file.write(content[start : start + (1 << 20)])
+            file.writelines(content[start : start + (1 << 20)] for start in range(0, len(content), 1 << 20))
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -322,6 +326,7 @@ def _sendfile(source: int, target: int) -> int:
 
 @pytest.mark.parametrize("copy", [_copy_file_range, _sendfile])
 def test_the_kernel_copies_whole_files(place: Path, copy: Callable[[int, int], int]) -> None:
+    """S-copy-range."""
     content = os.urandom(3 << 20) + bytes(1 << 20) + b"t"
     (place / "s").write_bytes(content)
     source = os.open(place / "s", os.O_RDONLY)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_attributes_are_kept_as_they_were_set(place: Path) -> None:
+    """S-xattrs."""
     file = place / "f"
     file.touch()
     values = {"user.a": b"", "user.step": b"12", "user.é": bytes(range(256)), "user." + "n" * 250: b"long name"}
@@ -68,6 +69,7 @@ def test_a_copy_takes_attributes_along(place: Path) -> None:
 
 @pytest.mark.root
 def test_trusted_attributes_are_for_root(place: Path) -> None:
+    """S-xattrs."""
     (place / "f").touch()
     os.setxattr(place / "f", "trusted.t", b"1")
     assert os.getxattr(place / "f", "trusted.t") == b"1"
@@ -75,12 +77,14 @@ def test_trusted_attributes_are_for_root(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["security.capability", "system.posix_acl_access", "security.selinux"])
 def test_other_namespaces_are_not_supported(on_mount: Path, name: str) -> None:
+    """S-xattr-namespaces."""
     (on_mount / "f").touch()
     assert errno_of(os.getxattr, on_mount / "f", name) == errno.EOPNOTSUPP
     assert errno_of(os.setxattr, on_mount / "f", name, b"\2\0\0\0") in {errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM}
 
 
 def test_a_file_says_its_state_and_the_answer_cannot_be_set_or_copied(on_mount: Path) -> None:
+    """S-own-xattrs."""
     with open(on_mount / "f", "wb") as file:
         file.write(b"x" * 1000)
         file.flush()

@@ -1,8 +1,8 @@
 """Daemons that die and devices that lose power, on real mounts.
 
-A :class:`Device` is an ext4 filesystem in a file. :meth:`Device.lose_power` stops it as a power failure would: nothing that is not on
-the device yet gets there any more (``EXT4_IOC_SHUTDOWN``, no flush of its journal); mounting it again replays the journal. The boot id stays,
-the unique id of the mount changes, which is how ckptfs tells that memory was lost.
+A :class:`Device` is an ext4 filesystem in a file. :meth:`Device.lose_power` stops it as a power failure would: nothing
+that is not on the device yet gets there any more (``EXT4_IOC_SHUTDOWN``, no flush of its journal); mounting it again
+replays the journal. The boot id stays, the unique id of the mount changes, which is how ckptfs tells that memory was lost.
 
 A :class:`Node` is a volume whose daemon is this process's child, so that a test sees how it ended.
 """
@@ -83,9 +83,9 @@ class Node(MountedVolume):
         readable, writable = os.pipe()
         said = (self.mountpoint.parent / "daemon.stderr").open("ab")
         flags = ["-o", options] if options else []
+        command = [sys.executable, "-m", "ckptfs", "mount", "--foreground", "--ready-fd", str(writable), *flags]
         self._daemon = subprocess.Popen(
-            [sys.executable, "-m", "ckptfs", "mount", "--foreground", "--ready-fd", str(writable), *flags]
-            + ["--", str(self.directory), str(self.mountpoint)],
+            [*command, "--", str(self.directory), str(self.mountpoint)],
             env=dict(os.environ, CKPTFS_TESTING="1", CKPTFS_FAULT=fault),
             stdin=subprocess.DEVNULL,
             stderr=said,
@@ -186,4 +186,3 @@ def node_on_three_devices(base: Path, size_bytes: int = 128 << 20) -> Node:
     devices = [Device(base / f"{name}.img", base / name, size_bytes) for name in ("metadata", "first", "second")]
     stripes = [device.mountpoint / "ckptfs" for device in devices[1:]]
     return node_on(base, devices[0].mountpoint / "volume", stripes, devices)
-

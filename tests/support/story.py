@@ -1,7 +1,8 @@
 """Operations on a mount, one after the other, with the states that a crash may leave behind.
 
-A :class:`Story` performs a step and notes what it makes of the tree. When the daemon dies, the last step was in flight: the tree may be as before it or
-as after it, and nothing else. What a file may hold is a set of contents, or every prefix of one while its first content is being written.
+A :class:`Story` performs a step and notes what it makes of the tree. When the daemon dies, the last step was in flight:
+the tree may be as before it or as after it, and nothing else. What a file may hold is a set of contents, or every
+prefix of one while its first content is being written.
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ class Story:
         """The tree on the mount is as before or after the last step; the story goes on from there."""
         found = read_tree(self.root)
         problems = [_difference(tree, found) for tree in (self.before, self.tree)]
-        assert "" in problems, f"{moment}: neither as before the last step ({problems[0]}) nor as after it ({problems[1]})"
+        assert "" in problems, (
+            f"{moment}: neither as before the last step ({problems[0]}) nor as after it ({problems[1]})"
+        )
         self.tree = found
 
     def _open(self, path: str, flags: int, after: Holds) -> int:
@@ -131,7 +134,9 @@ class Story:
         piece = 300_001  # straddles chunks
         try:
             for start in range(0, len(content), piece):
-                self.do(lambda start=start: os.write(descriptor, content[start : start + piece]), changes={path: meanwhile})
+                self.do(
+                    lambda start=start: os.write(descriptor, content[start : start + piece]), changes={path: meanwhile}
+                )
         except StoryEndedError:
             _close_dead(descriptor)
             raise

@@ -148,6 +148,18 @@ def test_what_is_reserved_ahead_is_bounded(narrow: Image) -> None:
     assert narrow.allocated_bytes() <= position + lane_module.MAX_AHEAD_BYTES + MiB
 
 
+def test_two_reservations_of_the_same_space_at_once_both_succeed(
+    narrow: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def be_overtaken(_point: str) -> None:
+        monkeypatch.undo()
+        narrow.reserve(0, MiB)
+
+    monkeypatch.setattr(faults, "hit", be_overtaken)
+    narrow.reserve(0, CHUNK)
+    assert not narrow.needs_reserve(0, MiB)
+
+
 def test_trim_gives_reserved_space_back(narrow: Image) -> None:
     narrow.reserve(0, 8 * MiB)
     narrow.write(0, b"x" * 100_000)

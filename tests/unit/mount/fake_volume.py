@@ -287,5 +287,8 @@ class FakeVolume:
         if self.inode(ino).xattrs.pop(name, None) is None:
             raise AttributeNotFound(f"no attribute {name!r}")
 
+    async def path_of(self, ino: int) -> bytes:
+        return b"path of %d" % ino
+
     async def statfs(self) -> Space:
         return Space(total_bytes=1 << 30, free_bytes=1 << 29, available_bytes=1 << 28, files=1000, files_free=900)

@@ -29,6 +29,9 @@ CALLER = Caller(0, 0)
 PATIENCE_S = 15
 
 
+_gates: list[Gate] = []
+
+
 class Gate:
     """Holds every call of ``owner.name`` that comes in a thread, until it is opened or the caller is cancelled.
 
@@ -45,6 +48,7 @@ class Gate:
     ) -> None:
         self._reached = trio.Event()
         self._open = threading.Event()
+        _gates.append(self)
         original = getattr(owner, name)
 
         def held(*args: Any, **kwargs: Any) -> Any:
@@ -112,14 +116,24 @@ async def opened(
     if monkeypatch is not None:
         monkeypatch.setattr(Sealer, "run", _never)
     async with open_volume(directory) as volume:
-        with trio.fail_after(PATIENCE_S):
-            yield volume
+        try:
+            with trio.fail_after(PATIENCE_S):
+                yield volume
+        finally:
+            while _gates:
+                _gates.pop().open()
     if clean:
         assert not volume.landing.unsealed()
 
 
 async def _never(_sealer: Sealer) -> None:
     await trio.sleep_forever()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once the condition, which threads bring about, is true."""
+    while not condition():
+        await trio.sleep(0.001)
 
 
 async def open_file(volume: Volume, name: str, flags: int = os.O_RDWR) -> OpenFile:

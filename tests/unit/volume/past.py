@@ -184,6 +184,9 @@ class Past:
                     lane.write_bytes(self.flushed_lanes[lane])
                 else:
                     lane.unlink()
+        # What is there now has been read back from the device.
+        lanes = [lane for stripe in self.stripes for lane in (stripe / "images").iterdir()]
+        self.flushed_lanes = {lane: lane.read_bytes() for lane in lanes}
         self._reopen(size)
 
     def recover(self, *, same_instance: bool) -> RecoveryReport:

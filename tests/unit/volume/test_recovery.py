@@ -70,6 +70,16 @@ def test_p_daemon_killed_a_closed_overwrite_that_was_not_sealed_is_taken_back_to
     assert past.generation("f").state is State.LANDING
 
 
+def test_p_daemon_killed_an_overwrite_that_was_opened_and_never_written_leaves_no_trace(past: Past) -> None:
+    saved(past, "f")
+    past.truncate_by_open("f")
+    past.die()
+    past.recover(same_instance=True)
+    assert past.content("f") == OLD
+    assert past.look(removals.quarantined) == []
+    assert past.look(removals.everything) == []
+
+
 def test_p_daemon_killed_torn_overwrites_in_a_row_yield_to_the_last_finished_content(past: Past) -> None:
     saved(past, "f")
     overwriting(past, "f", b"torn one")
