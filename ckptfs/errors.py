@@ -10,7 +10,6 @@ The layers below the mount raise these and know no errno; ``mount/errno.py`` hol
     ├── InvalidArgument, NotPermitted, TooManyLinks, AttributeNotFound, NotSupported
     ├── StaleInode                  the inode is gone for good; look the name up again
     ├── ReadOnlyVolume
-    ├── NoSpace                     stripes are full, also after all that may be freed was freed
     ├── DamagedData                 bytes that should be there are not, or are wrong
     └── RefusedError                the request is understood, and doing it would be wrong: the message says why
         ├── VolumeInUse             another process serves the volume
@@ -76,10 +75,6 @@ class StaleInode(CkptfsError):
 
 class ReadOnlyVolume(CkptfsError):
     """The volume is mounted read-only."""
-
-
-class NoSpace(CkptfsError):
-    """The stripes are full, also after everything that may be freed was freed."""
 
 
 class DamagedData(CkptfsError):

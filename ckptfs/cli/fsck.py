@@ -22,12 +22,12 @@ _EXAMPLES = "\b\nExamples:\n  ckptfs fsck /var/lib/ckptfs\n  ckptfs fsck /var/li
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("directory", type=PATH)
-@click.option("--repair", "action", flag_value="repair", help="Repair what is inconsistent; throws nothing away.")
-@click.option("--restore", "action", flag_value="restore", help="Put what is in quarantine back under free names.")
-@click.option("--discard", "action", flag_value="discard", help="Free what is in quarantine. It cannot be had back.")
+@click.option("--repair", is_flag=True, help="Repair what is inconsistent; throws nothing away.")
+@click.option("--restore", is_flag=True, help="Put what is in quarantine back under free names.")
+@click.option("--discard", is_flag=True, help="Free what is in quarantine. It cannot be had back.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def fsck(context: click.Context, directory: Path, action: str | None, as_json: bool) -> None:
+def fsck(context: click.Context, directory: Path, repair: bool, restore: bool, discard: bool, as_json: bool) -> None:
     """Check the volume in DIRECTORY, which must not be mounted, and list what is in quarantine.
 
     Exit status 5 when damage was found and not repaired.
@@ -38,12 +38,15 @@ def fsck(context: click.Context, directory: Path, action: str | None, as_json: b
     from ckptfs.volume.lock import read_holder
     from ckptfs.volume.reports import FsckMode
 
+    asked = [name for name, on in (("repair", repair), ("restore", restore), ("discard", discard)) if on]
+    if len(asked) > 1:
+        raise click.UsageError(f"--{asked[0]} and --{asked[1]} are two runs: do one, look, then the other")
     location = locate(directory)
     holder = read_holder(location.directory)
     if holder is not None:
         advice = f"ckptfs umount {holder.mountpoint}" if holder.mountpoint else "wait for it to end"
         raise VolumeInUse(f"{location.directory} is in use by {holder}, and a check needs it at rest: {advice}")
-    report = check(location.directory, FsckMode(action or "check"))
+    report = check(location.directory, FsckMode(asked[0] if asked else "check"))
     if as_json:
         print_json(report)
     else:

@@ -288,7 +288,7 @@ class Lane:
         self._size = status.st_size
         self._descriptor = descriptor
         # The kernel reads twice as far ahead. The requests of a mapping's faults come out of order, and are to find their
-        # bytes all the same: mmap loads took 0.43-0.51 s with it and 0.50-0.64 without (512 MiB).
+        # bytes all the same. (docs/benchmarks.md has figures, which are noisy.)
         # Where a test limits the rate the kernel must not read ahead by itself, since nobody would count that.
         order = os.POSIX_FADV_RANDOM if faults.is_limited("lane.read") else os.POSIX_FADV_SEQUENTIAL
         os.posix_fadvise(descriptor, 0, 0, order)

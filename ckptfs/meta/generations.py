@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, bindparam, delete, exists, func, insert, or_, select, update
 
-from ckptfs.meta.schema import State, clock, generation, image
+from ckptfs.meta.schema import State, clock, generation, image, inode
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ _sealed = (
     )
 )
 _lane_sizes = update(image).where(image.c.generation == bindparam("g")).values(lane_sizes=bindparam("s"))
+_shown = and_(generation.c.current, exists().where(inode.c.ino == generation.c.ino, inode.c.nlink > 0))
 _oldest_unsealed = select(func.min(generation.c.unsealed_since))
 
 
@@ -168,24 +169,22 @@ def oldest_unsealed(connection: Connection) -> int | None:
 
 
 def count_by_state(connection: Connection) -> dict[State, int]:
-    """How many current generations are in each state."""
-    rows = connection.execute(
-        select(generation.c.state, func.count()).where(generation.c.current).group_by(generation.c.state)
-    )
+    """How many files with a name are in each state."""
+    rows = connection.execute(select(generation.c.state, func.count()).where(_shown).group_by(generation.c.state))
     found = {State(state): number for state, number in rows}
     return {state: found.get(state, 0) for state in State}
 
 
 def count_torn(connection: Connection) -> int:
-    """How many current generations had a write after their last FLUSH."""
+    """How many files with a name had a write after their last FLUSH."""
     return connection.execute(
-        select(func.count()).select_from(generation).where(generation.c.current, generation.c.flushed.is_(False))
+        select(func.count()).select_from(generation).where(_shown, generation.c.flushed.is_(False))
     ).scalar_one()
 
 
 def current_bytes(connection: Connection) -> int:
     """The size of all files together, bytes."""
-    return connection.execute(select(func.coalesce(func.sum(generation.c.size), 0)).where(generation.c.current)).scalar_one()
+    return connection.execute(select(func.coalesce(func.sum(generation.c.size), 0)).where(_shown)).scalar_one()
 
 
 def add(connection: Connection, ino: int, now_ns: int, *, flushed: bool = True) -> GenerationRow:

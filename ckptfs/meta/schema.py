@@ -39,7 +39,7 @@ tables = MetaData()
 
 
 class State(StrEnum):
-    """Where a generation is on its way to the packed tiers (DESIGN.md section 7)."""
+    """Where a generation is on its way to the packed tiers (docs/architecture.md)."""
 
     LANDING = "landing"
     """Some of its bytes or its size may not be on disk."""

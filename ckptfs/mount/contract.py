@@ -32,11 +32,6 @@ class ServedFile(Protocol):
     @property
     def ino(self) -> int: ...
 
-    @property
-    def keep_cache(self) -> bool:
-        """Whether pages that the kernel cached before this open are still true."""
-        ...
-
     async def read(self, offset: int, size: int) -> Buffer:
         """Exactly ``size`` bytes, fewer only at the end of the file."""
         ...

@@ -40,7 +40,6 @@ ERRNO: dict[type[errors.CkptfsError], int] = {
     errors.NotSupported: errno.EOPNOTSUPP,
     errors.StaleInode: errno.ESTALE,
     errors.ReadOnlyVolume: errno.EROFS,
-    errors.NoSpace: errno.ENOSPC,
     errors.DamagedData: errno.EIO,
     errors.ProtectedData: errno.EBUSY,
     errors.RefusedError: errno.EPERM,

@@ -296,7 +296,9 @@ class Operations(pyfuse3.Operations):
         # the kernel itself sends an FSYNC after each O_SYNC write through the page cache
         sync = SyncOnWrite.asked_by(flags) if uncached else SyncOnWrite.NOTHING
         number = self._files.add(OpenHandle(file, sync))
-        return pyfuse3.FileInfo(fh=number, direct_io=uncached, keep_cache=file.keep_cache)
+        # What was cached before stays true: every change passes through the kernel, which drops the pages of a direct write
+        # (Linux 6.7) or of a file whose mtime moved, and the admin tool's changes are announced.
+        return pyfuse3.FileInfo(fh=number, direct_io=uncached, keep_cache=True)
 
     def _shown(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         presentation = self._presentation

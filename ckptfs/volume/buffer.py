@@ -27,10 +27,9 @@ class WriteBuffer:
     """The budget."""
 
     def __init__(self, stripe_count: int, chunk_bytes: int) -> None:
-        # A sequential writer fills one chunk before it reaches the next stripe. With a chunk for each stripe and one being
-        # filled, stripes that finish together wait for the chunks of all others to be filled: 4 stripes of 100 MB/s took
-        # 160-205 MB/s. So each has a second chunk waiting.
-        self.limit_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, (2 * stripe_count + 1) * chunk_bytes))
+        # A sequential writer fills one chunk before it reaches the next stripe: to keep all stripes busy the budget must hold
+        # a chunk for each, and one being filled. Twice that measured no better (docs/benchmarks.md).
+        self.limit_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, (stripe_count + 1) * chunk_bytes))
         self._used_bytes = 0
         self._waiting = trio.lowlevel.ParkingLot()
 

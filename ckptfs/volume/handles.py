@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 class OpenFile:
     """From ``open`` or ``create`` to ``release``. Offsets and sizes are bytes."""
 
-    def __init__(self, volume: Volume, file: LiveFile, flags: int, keep_cache: bool) -> None:
+    def __init__(self, volume: Volume, file: LiveFile, flags: int) -> None:
         self.ino = file.ino
-        self.keep_cache = keep_cache
         self._volume = volume
         self._file = file
         self._writes = flags & os.O_ACCMODE != os.O_RDONLY

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 8 << 20
 """What a lane's task writes in one thread hop at most."""
 
 

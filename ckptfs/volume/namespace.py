@@ -142,7 +142,7 @@ def rmdir(connection: Connection, parent: int, name: bytes, now_ns: int) -> int:
 def rename(
     connection: Connection, parent: int, name: bytes, new_parent: int, new_name: bytes, mode: RenameMode, now_ns: int
 ) -> set[int]:
-    """Rename, as rename(2) and renameat2(2) do; returns the inodes whose ctime changed."""
+    """Do what rename(2) and renameat2(2) ask for; returns the inodes whose ctime changed."""
     moved = the_named(connection, parent, name)
     _check_name(new_name)
     _the_directory(connection, new_parent)

@@ -72,8 +72,7 @@ def recover(database: Database, stripes: Sequence[Path], same_instance: bool, no
     faults.hit("recovery.committed")
     database.barrier()
     swept = sweep(database, stripes)
-    if not same_instance:
-        _cut_lanes(database, stripes)
+    _cut_lanes(database, stripes)
     return RecoveryReport(
         same_instance=same_instance,
         taken_back=tuple(found.taken_back),
@@ -102,7 +101,8 @@ def sweep(database: Database, stripes: Sequence[Path]) -> list[Path]:
 
 
 def _cut_lanes(database: Database, stripes: Sequence[Path]) -> None:
-    """Cut lanes to the size of their file: where the metadata lost a write or a truncate that the lanes have seen.
+    """Cut lanes to the size of their file: where the metadata lost a write or a truncate that the lanes have seen, or a
+    lane was ahead of the others.
 
     Otherwise those bytes would show, instead of zeros, once the file is made longer. What is in quarantine stays whole.
     """
@@ -294,11 +294,25 @@ class _Contents:
             else:  # opened with O_TRUNC and never written: there is nothing to keep
                 generations.remove(connection, loser.id)
         generations.set_current(connection, losers[0].ino, heir.generation)
+        if not self._same_instance:
+            self._move_back(losers[0].ino, heir)
         links.content_changed(connection, losers[0].ino, self._now_ns)
         old = generations.the(connection, heir.generation)
         if old.state is State.LANDING:
             self._stay(old)
         self.found.taken_back.append(names.path_of_name(connection, parent, name))
+
+    def _move_back(self, ino: int, heir: RemovalRow) -> None:
+        """Where the file was only renamed since its content was replaced, the old content goes back to its old name.
+
+        Under the new one it would stand for what the new content was, and keep the name from what had it before.
+        """
+        entries = names.of_inode(self._connection, ino)
+        if len(entries) != 1 or names.find(self._connection, heir.parent, heir.name) is not None:
+            return
+        inode = inodes.find(self._connection, ino)
+        if inode is not None and links.is_live_directory(self._connection, heir.parent):
+            links.move_name(self._connection, inode, entries[0], heir.parent, heir.name, self._now_ns)
 
     def _stay(self, row: GenerationRow) -> None:
         """Keep a generation, with the size that can be vouched for; it is sealed when all of it is on disk already."""
@@ -311,8 +325,7 @@ class _Contents:
             size = max(sealed, min(row.size, in_lanes))
         elif not row.flushed:
             # Lanes are written side by side: beyond the last FLUSH, one may be ahead of a hole in another.
-            prefix = 0 if row.image is None else layout_of(row.image).prefix_held_by(lane_sizes(row.image, self._stripes))
-            size = max(sealed, min(in_lanes, max(row.size, prefix)))
+            size = max(sealed, min(in_lanes, max(row.size, self._prefix_in_lanes(row))))
         if not self._same_instance and row.sealed_size == size:
             generations.set_sealed(
                 self._connection, row.id, size=size, sealed_size=size, unsealed_since=None, flushed=row.flushed
@@ -354,6 +367,9 @@ class _Contents:
             self._connection, row.id, parent=parent, name=name, reason=reason, now_ns=self._now_ns
         )
         self.found.quarantined[row.id] = names.path_of_name(self._connection, parent, name)
+
+    def _prefix_in_lanes(self, row: GenerationRow) -> int:
+        return 0 if row.image is None else layout_of(row.image).prefix_held_by(lane_sizes(row.image, self._stripes))
 
     def _note_lanes(self, row: GenerationRow, size: int) -> None:
         """Record how long the lanes are from now on, cut to ``size``: what an earlier seal recorded holds no more."""

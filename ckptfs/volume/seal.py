@@ -1,15 +1,16 @@
 """Sealing: making generations durable and final, on request and in the background.
 
 The order is the rule of docs/crash-consistency.md: lanes, their directories, then the commit. A seal looks at the write counter
-when the bytes it will flush have landed, and again in the commit: writes that came in between leave the generation landing, unsealed since a
-tick that was taken before anything was flushed.
+when the bytes it will flush have landed, and again in the commit: writes that came in between leave the generation landing,
+unsealed since a tick that was taken before anything was flushed.
 
-In the background, closed files are sealed once nothing was written for a moment (so that the flush of one shard does not slow the save of the
-next), at the latest after a few seconds; files held open, every ten seconds.
+In the background, closed files are sealed once nothing was written for a moment (so that the flush of one shard does not slow
+the save of the next), at the latest after a few seconds; files held open, every ten seconds.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 _QUIET_S = 0.5
 _CLOSED_AT_MOST_S = 5.0
 _OPEN_EVERY_S = 10.0
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What a flush may fail with before it has touched a byte."""
 _SYNCFS_FROM_FILES = 16
 """From this many files on, one flush of the whole filesystem is cheaper than one of each file."""
 
@@ -85,15 +88,18 @@ class Sealer:
         failed = await self._flush([one.image for one in begun if one.image is not None])
         faults.hit("seal.lanes-flushed")
         for one in begun:
-            if one.image in failed:
-                one.file.fail(one.generation, failed[one.image])
-            else:
+            why = failed.get(one.image)
+            if why is None:
                 await self._commit(one, tick, final)
+            elif why.errno not in _SHORTAGES:
+                one.file.fail(one.generation, why)
         faults.hit("seal.committed")
         for file in due:
             await self._landing.let_go(file)
         for file in due:
             file.check()
+        for why in failed.values():
+            raise why  # a shortage: nothing is lost, and a later seal may succeed
 
     async def seal_retired(self) -> None:
         """Seal generations that were replaced before they were sealed."""
@@ -101,8 +107,11 @@ class Sealer:
             retired = self._landing.retired[:]
             failed = await self._flush([one.image for one in retired if one.image is not None])
             for one in retired:
-                if one.image in failed:
-                    log.error("generation %d, replaced, cannot be made durable: %s", one.generation, failed[one.image])
+                why = failed.get(one.image)
+                if why is not None and why.errno in _SHORTAGES:
+                    continue
+                if why is not None:
+                    log.error("generation %d, replaced, cannot be made durable: %s", one.generation, why)
                     await self._landing.transact(_drop_retired, one.generation)
                 else:
                     await self._landing.transact(_commit_retired, one.generation, one.size)

@@ -1,7 +1,7 @@
 """An open volume: what the mount and the admin tool call.
 
 :func:`open_volume` builds the parts, recovers after a crash, and on leaving seals everything. :class:`Volume` puts the parts together and holds
-what belongs to none of them: the kernel's lookup counts, and which inodes' cached pages went stale.
+what belongs to none of them: the kernel's lookup counts, and which names an fsync has yet to make final.
 
 Concurrency: everything runs on one trio loop, blocking calls run in threads (``threads.py``). A change of names is one transaction, and
 transactions run one at a time in order, so they need no lock here. Code between two awaits is atomic: what must be consistent with a
@@ -157,7 +157,6 @@ class Volume:
         self._invalidate: (
             tuple[Callable[[int], Awaitable[None]], Callable[[int, bytes], Awaitable[None]]] | None
         ) = None
-        self._stale_pages: set[int] = set()
         self._unacknowledged_winners: set[int] = set()
         self._unacknowledged_directories: set[int] = set()
 
@@ -191,7 +190,6 @@ class Volume:
         self._lookups[ino] -= count
         if self._lookups[ino] <= 0:
             del self._lookups[ino]
-            self._stale_pages.discard(ino)
 
     async def getattr(self, ino: int) -> Attributes:
         """The attributes of an inode."""
@@ -261,7 +259,7 @@ class Volume:
         faults.hit("names.committed")
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, mode: RenameMode) -> None:
-        """Rename, as rename(2) does. Waits until what was written to the file is in its image, so that a failed write is reported here."""
+        """Give a name another place. What was written to the file is in its image first, so that a failed write is reported here."""
         self._check_writable()
         moved = await self.transact(namespace.the_named, parent, name)
         file = self.landing.find(moved.ino)
@@ -384,10 +382,7 @@ class Volume:
             self._check_writable()
         file = await self.landing.enliven(ino)
         alone = not (file.readers or file.writers)
-        keep_cache = ino not in self._stale_pages
-        if not writes:
-            self._stale_pages.discard(ino)
-        opened = OpenFile(self, file, flags, keep_cache)
+        opened = OpenFile(self, file, flags)
         if flags & os.O_TRUNC:
             try:
                 if alone:

@@ -182,16 +182,20 @@ def test_closed_files_survive_once_the_background_has_sealed_them(power: Run) ->
 
 @pytest.mark.slow
 def test_a_file_held_open_is_sealed_every_ten_seconds(power: Run) -> None:
-    """P-close-visible: a log that is never closed loses no more than its last seconds."""
+    """P-close-visible, P-power-lost: a log that is never closed is there; an overwrite that was caught half way is not served."""
+    write(power.root / "latest.pt", content("latest", 1, 3_000_000))
     power.goes_on(fault="")
     written = content("log", 1, 2_000_000)
-    with held_open(power.root / "log", "wb") as log:
+    with held_open(power.root / "log", "wb") as log, held_open(power.root / "latest.pt", "wb") as latest:
         log.write(written)
-        wait_until(lambda: state(power.root / "log") == b"sealed", "the timed seal", timeout_s=40)
+        latest.write(content("latest", 2, 1_500_000))
+        for name in ("log", "latest.pt"):
+            wait_until(lambda name=name: state(power.root / name) == b"sealed", "the timed seal", timeout_s=40)
         power.node.lose_power()
     power.node.mount()
     assert_holds(power.root / "log", written)
-    power.quarantined()
+    assert_holds(power.root / "latest.pt", content("latest", 1, 3_000_000))
+    assert power.quarantined() == [b"latest.pt"]
 
 
 def test_a_loss_of_one_of_three_devices_is_noticed(spread: Node) -> None:

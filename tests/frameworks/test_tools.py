@@ -146,6 +146,7 @@ def test_fio_verifies_random_writes(pair: Pair, engine: str) -> None:
             "--numjobs=2",
             "--verify=crc32c",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--do_verify=1",
             "--fsync=64",
             "--fallocate=none",
@@ -170,6 +171,7 @@ def test_fio_verifies_random_direct_writes(pair: Pair) -> None:
             "--bs=64k",
             "--verify=crc32c",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--fallocate=none",
         ]
     )

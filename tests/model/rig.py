@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tests.support.mounted import MountedVolume
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 CHUNK_BYTES = 64 << 10
 """The smallest that ``mkfs`` takes, so that small files cross stripes."""
@@ -34,7 +34,7 @@ class Watchdog:
         self._thread.start()
 
     @contextmanager
-    def guard(self, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    def guard(self, patience_s: float = _PATIENCE_S) -> Generator[None, None, None]:
         """Give what runs inside so many seconds."""
         self._deadline_s = time.monotonic() + patience_s
         try:

@@ -144,4 +144,4 @@ def test_ten_thousand_files_are_listed_in_seconds(mounted: MountedVolume) -> Non
     ).stdout.splitlines()
     took_s = time.monotonic() - started_s
     assert len(listed) == 10_001  # and the line with the total
-    assert took_s < 6, took_s  # 2 s on a machine that does nothing else
+    assert took_s < 15, took_s  # 2 s is promised for a machine that does nothing else, which one that runs tests is not

@@ -49,6 +49,17 @@ def test_size_implied_by_lane_sizes_is_the_inverse(layout: Layout, size: int) ->
     assert layout.size_implied_by([layout.lane_size(lane, size) for lane in range(layout.width)]) == size
 
 
+@given(layouts(), sizes)
+def test_the_prefix_that_full_lanes_hold_is_the_whole_file(layout: Layout, size: int) -> None:
+    assert layout.prefix_held_by([layout.lane_size(lane, size) for lane in range(layout.width)]) == size
+
+
+def test_the_prefix_that_lanes_hold_ends_at_the_first_gap() -> None:
+    assert Layout(8, 3, 0).prefix_held_by([16, 2, 8]) == 10
+    assert Layout(8, 3, 0).prefix_held_by([16, 8, 8]) == 32
+    assert Layout(8, 2, 0).prefix_held_by([0, 8]) == 0
+
+
 @given(layouts(), sizes, st.integers(1, 2000))
 def test_a_range_of_the_file_is_one_range_of_each_lane(layout: Layout, offset: int, length: int) -> None:
     for lane in range(layout.width):

@@ -88,7 +88,9 @@ def test_a_database_of_an_earlier_version_is_migrated_step_by_step_and_keeps_wha
     for _ in range(2):  # the second opening has nothing to do
         database = Database.open(path)
         assert database.transact(get_version) == SCHEMA_VERSION + 2
-        assert database.transact(lambda connection: connection.execute(text("SELECT x FROM later")).scalars().all()) == [3]
+        assert database.transact(
+            lambda connection: connection.execute(text("SELECT x FROM later")).scalars().all()
+        ) == [3]
         assert database.transact(names.find, ROOT_INO, b"kept") is not None
         database.close()
 
@@ -107,7 +109,9 @@ def test_a_migration_that_fails_leaves_the_old_version(path: Path, monkeypatch: 
             Database.open(path)
     database = Database.open(path)
     assert database.transact(get_version) == SCHEMA_VERSION
-    tables = database.transact(lambda connection: connection.execute(text("SELECT name FROM sqlite_master")).scalars().all())
+    tables = database.transact(
+        lambda connection: connection.execute(text("SELECT name FROM sqlite_master")).scalars().all()
+    )
     assert "later" not in tables
     database.close()
 
@@ -259,7 +263,9 @@ def test_a_damaged_database_is_refused_with_a_sentence_and_not_written_to(damage
     assert path.read_bytes() == before
 
 
-def test_damage_in_pages_that_opening_does_not_read_is_an_integrity_error_and_an_error_of_whoever_reads_them(path: Path) -> None:
+def test_damage_in_pages_that_opening_does_not_read_is_an_integrity_error_and_an_error_of_whoever_reads_them(
+    path: Path,
+) -> None:
     filled(path)
     whole = path.read_bytes()
     third = len(whole) // 3 // 4096 * 4096

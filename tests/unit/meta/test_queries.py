@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from ckptfs.meta import generations, inodes, names, removals, runs
 from ckptfs.meta.database import Database
 from ckptfs.meta.generations import GenerationRow
+from ckptfs.meta.names import EntryRow
 from ckptfs.meta.schema import ROOT_INO, RemovalKind, State
 
 P = ParamSpec("P")
@@ -46,6 +47,11 @@ class Metadata:
         assert row is not None
         return row
 
+    def entry(self, name: bytes) -> EntryRow:
+        found = self.do(names.find, ROOT_INO, name)
+        assert found is not None
+        return found
+
     def seal(self, generation_id: int, size: int = 5) -> None:
         self.do(generations.set_sealed, generation_id, size=size, sealed_size=size, unsealed_since=None, flushed=True)
 
@@ -74,7 +80,7 @@ class Metadata:
     def lose(self, ino: int, name: bytes = b"f", now_ns: int = 300, **more: object) -> None:
         """A record of a name that was unlinked, or as ``more`` says."""
         kind = more.pop("kind", RemovalKind.UNLINKED)
-        self.do(removals.add, kind, parent=ROOT_INO, name=name, ino=ino, now_ns=now_ns, **more)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        self.do(removals.add, kind, parent=ROOT_INO, name=name, ino=ino, now_ns=now_ns, **more)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture
@@ -180,8 +186,8 @@ def test_positions_stay_while_entries_are_removed_renamed_and_added(metadata: Me
     first = metadata.do(names.page, ROOT_INO, 0, 2)
     assert [entry.name for entry, _ in first] == [b"f0", b"f1"]
     metadata.do(names.remove, first[0][0])
-    metadata.do(names.remove, metadata.do(names.find, ROOT_INO, b"f3"))
-    metadata.do(names.move, metadata.do(names.find, ROOT_INO, b"f1"), ROOT_INO, b"renamed")
+    metadata.do(names.remove, metadata.entry(b"f3"))
+    metadata.do(names.move, metadata.entry(b"f1"), ROOT_INO, b"renamed")
     metadata.file(b"new")
     rest = metadata.do(names.page, ROOT_INO, first[1][0].cookie, 100)
     assert [entry.name for entry, _ in rest] == [b"f2", b"f4", b"f5", b"new"]
@@ -206,7 +212,7 @@ def test_a_path_is_told_from_an_inode_also_below_a_directory_that_only_the_log_k
     directory = metadata.directory()
     ino = metadata.file(b"f", directory)
     assert metadata.do(names.path_of_inode, ino) == b"d/f"
-    metadata.do(names.remove, metadata.do(names.find, ROOT_INO, b"d"))
+    metadata.do(names.remove, metadata.entry(b"d"))
     assert metadata.do(names.path_of_inode, ino) == b"?/f"
     metadata.lose(directory, b"d")
     assert metadata.do(names.path_of_inode, ino) == b"d/f"
@@ -314,9 +320,7 @@ def test_in_question_after_a_crash_is_what_is_not_sealed_and_what_is_current_and
     sealed = metadata.current(metadata.file(b"sealed"))
     metadata.seal(sealed.id)
     torn = metadata.current(metadata.file(b"torn"))
-    metadata.do(
-        generations.set_sealed, torn.id, size=5, sealed_size=5, unsealed_since=None, flushed=False
-    )
+    metadata.do(generations.set_sealed, torn.id, size=5, sealed_size=5, unsealed_since=None, flushed=False)
     landing = metadata.current(metadata.file(b"landing"))
     assert [row.id for row in metadata.do(generations.doubtful)] == [torn.id, landing.id]
 
@@ -431,7 +435,9 @@ def test_an_fsync_of_a_directory_makes_final_what_its_names_lost_and_what_left_i
     assert metadata.do(removals.unacknowledged) == (set(), set())
 
 
-def test_images_of_replaced_generations_and_of_files_without_a_name_are_kept_by_the_log_alone(metadata: Metadata) -> None:
+def test_images_of_replaced_generations_and_of_files_without_a_name_are_kept_by_the_log_alone(
+    metadata: Metadata,
+) -> None:
     ino = metadata.file()
     old = metadata.current(ino)
     where = {"chunk_size": 8, "first": 0, "stripes": (1, 0), "owner": "", "boot_id": ""}
@@ -445,7 +451,7 @@ def test_images_of_unlinked_files_are_kept_by_the_log_alone(metadata: Metadata) 
     ino = metadata.file()
     where = {"chunk_size": 8, "first": 0, "stripes": (0,), "owner": "", "boot_id": ""}
     image = metadata.do(generations.add_image, metadata.current(ino).id, **where)  # pyright: ignore[reportArgumentType]
-    metadata.do(names.remove, metadata.do(names.find, ROOT_INO, b"f"))
+    metadata.do(names.remove, metadata.entry(b"f"))
     metadata.do(inodes.add_links, ino, -1, 1)
     metadata.lose(ino)
     assert metadata.do(removals.images_kept, set()) == [(image.id, "0")]

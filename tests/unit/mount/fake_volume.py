@@ -66,8 +66,6 @@ class FakeInode:
 
 
 class FakeFile:
-    keep_cache = False
-
     def __init__(self, volume: FakeVolume, inode: FakeInode) -> None:
         self._volume = volume
         self._inode = inode

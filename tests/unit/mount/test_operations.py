@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from ckptfs.errors import DamagedData, NoSpace
+from ckptfs.errors import DamagedData
 from ckptfs.mount.options import MountOptions
 from tests.unit.mount.fake_volume import ROOT
 
@@ -101,7 +101,7 @@ async def test_each_error_reaches_the_caller_as_its_own_errno(mounted: Mounted) 
 @pytest.mark.parametrize(
     ("failure", "expected", "said"),
     [
-        (NoSpace("stripes are full"), errno.ENOSPC, "stripes are full"),
+        (OSError(errno.ENOSPC, "stripes are full"), errno.ENOSPC, "stripes are full"),
         (DamagedData("chunk 3 is wrong"), errno.EIO, "chunk 3 is wrong"),
         (OSError(errno.EDQUOT, "over quota"), errno.EDQUOT, "over quota"),
         (KeyError("a bug"), errno.EIO, "nobody foresaw this"),

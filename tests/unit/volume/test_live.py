@@ -347,14 +347,14 @@ async def test_an_error_of_a_lane_sticks_to_the_generation_until_o_trunc_starts_
         with monkeypatch.context() as patched:
             fail_lane_writes(patched)
             await file.write(0, b"lost")
-            with pytest.raises(OSError) as failed:
+            with pytest.raises(OSError, match="Input/output error") as failed:
                 await file.flush()
             assert failed.value.errno == errno.EIO
         for again in (file.write(0, b"x"), file.flush(), file.fsync(False)):
-            with pytest.raises(OSError) as failed:
+            with pytest.raises(OSError, match="Input/output error") as failed:
                 await again
             assert failed.value.errno == errno.EIO
-        with pytest.raises(OSError) as failed:
+        with pytest.raises(OSError, match="Input/output error") as failed:
             await volume.rename(ROOT_INO, b"f", ROOT_INO, b"g", RenameMode.REPLACE)
         assert failed.value.errno == errno.EIO
         await file.release()
@@ -437,7 +437,11 @@ async def test_a_write_larger_than_the_whole_budget_passes_alone(
 async def lose_the_end_of_a_lane(volume: Volume, ino: int) -> Path:
     image = (await generation(volume, ino)).image
     assert image is not None
-    [lane] = [path for path in volume.stripes[image.stripes[0]].path.glob("images/*") if path.name.startswith(f"{image.id:016x}")]
+    [lane] = [
+        path
+        for path in volume.stripes[image.stripes[0]].path.glob("images/*")
+        if path.name.startswith(f"{image.id:016x}")
+    ]
     os.truncate(lane, 3)
     return lane
 

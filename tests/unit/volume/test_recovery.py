@@ -11,7 +11,7 @@ from ckptfs import faults
 from ckptfs.meta import generations, removals
 from ckptfs.meta.schema import State
 from ckptfs.volume.attributes import RenameMode
-from tests.unit.volume.past import Past, dump
+from tests.unit.volume.past import CHUNK_BYTES, Past, dump
 
 OLD = b"the old checkpoint, whole"
 NEW = b"a new checkpoint, some of it written"
@@ -98,6 +98,17 @@ def test_p_daemon_killed_a_torn_new_file_serves_its_prefix(past: Past) -> None:
     assert past.content("f") == NEW
     assert not past.generation("f").flushed
     assert report.torn == (b"f",)
+
+
+def test_p_daemon_killed_bytes_of_a_lane_that_was_ahead_never_show_in_a_file_made_longer(past: Past) -> None:
+    past.create("f")
+    past.write("f", b"chunk 0 chunk 1 ")
+    past.write("f", b"chunk 3 ", 3 * CHUNK_BYTES)
+    past.die()
+    past.recover(same_instance=True)
+    assert past.content("f") == b"chunk 0 chunk 1 "
+    past.do(generations.set_size, past.generation("f").id, 4 * CHUNK_BYTES)
+    assert past.content("f") == b"chunk 0 chunk 1 " + bytes(2 * CHUNK_BYTES)
 
 
 def test_p_daemon_killed_a_finished_overwrite_edited_in_place_keeps_its_edits(past: Past) -> None:
@@ -347,6 +358,36 @@ def test_a_replaced_symbolic_link_points_at_the_old_step_again(past: Past) -> No
     row = past.inode("latest")
     assert row is not None
     assert row.target == b"step-400"
+
+
+def test_an_old_content_goes_back_to_its_old_name_and_frees_the_new_one(past: Past) -> None:
+    past.save("tmp", b"left over")
+    past.save("latest", b"last good")
+    past.seal_everything()
+    past.truncate_by_open("tmp")
+    past.write("tmp", NEW)
+    past.flush("tmp")
+    past.unlink("latest")
+    past.rename("tmp", "latest")
+    past.lose_power()
+    past.recover(same_instance=False)
+    assert past.content("latest") == b"last good"
+    assert past.content("tmp") == b"left over"
+
+
+def test_a_symbolic_link_removed_and_made_anew_points_at_the_old_step_again(past: Past) -> None:
+    past.symlink("latest", b"step-400")
+    past.fsync_directory("")
+    past.save("shard", b"unsealed")
+    for step in (b"step-500", b"step-600"):
+        past.unlink("latest")
+        past.symlink("latest", step)
+    past.lose_power()
+    past.recover(same_instance=False)
+    row = past.inode("latest")
+    assert row is not None
+    assert row.target == b"step-400"
+    assert past.recover(same_instance=False).undone == ()
 
 
 def test_a_directory_is_never_moved_into_itself_to_undo_a_rename(past: Past) -> None:

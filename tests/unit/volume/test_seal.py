@@ -281,12 +281,16 @@ async def test_a_generation_replaced_before_it_was_sealed_is_sealed_too_and_hold
         old = (await generation(volume, ino)).id
         await save(volume, "f", b"new")
         await volume.sealer.seal(volume.landing.unsealed(), final=False)
-        [held] = await volume.transact(lambda connection: removals.held(connection, generations.oldest_unsealed(connection)))
+        [held] = await volume.transact(
+            lambda connection: removals.held(connection, generations.oldest_unsealed(connection))
+        )
         assert held.generation == old
         await volume.sealer.seal_retired()
         row = await volume.transact(generations.the, old)
         assert (row.state, row.sealed_size) == (State.SEALED, 3)
-        assert not await volume.transact(lambda connection: removals.held(connection, generations.oldest_unsealed(connection)))
+        assert not await volume.transact(
+            lambda connection: removals.held(connection, generations.oldest_unsealed(connection))
+        )
 
 
 async def test_two_that_seal_retired_generations_at_once_do_not_trip_over_each_other(

@@ -55,8 +55,9 @@ async def test_a_write_that_does_not_fit_frees_what_the_log_keeps_oldest_first_a
 async def test_what_is_held_is_sealed_first_and_then_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(make(tmp_path, stripes=1), monkeypatch) as volume:
         limit_stripes(monkeypatch, 3 * MIB)
+        ino = await save(volume, "latest", bytes(MIB))
         for step in range(6):
-            ino = await save(volume, "latest", bytes([step + 1]) * MIB)
+            assert await save(volume, "latest", bytes([step + 1]) * MIB) == ino
         assert await content(volume, "latest") == bytes([6]) * MIB
         assert (await generation(volume, ino)).image is not None
         await volume.seal_all()
@@ -82,7 +83,7 @@ async def test_without_anything_to_free_the_write_that_does_not_fit_is_enospc_an
         limit_stripes(monkeypatch, 3 * MIB)
         file = await open_file(volume, "f")
         await file.write(0, b"1" * MIB)
-        with pytest.raises(OSError) as failed:
+        with pytest.raises(OSError, match="left above their reserve") as failed:
             await file.write(MIB, b"2" * 4 * MIB)
         assert failed.value.errno == errno.ENOSPC
         await file.write(MIB, b"3" * 1000)
@@ -116,16 +117,12 @@ async def test_large_files_stop_at_the_reserve_and_small_ones_use_half_of_it(
         with pytest.raises(OSError, match="above their reserve"):
             await large.write(0, bytes(2 * MIB - reserve + 4096))
         await large.write(0, bytes(2 * MIB - reserve))
-        small = 0
+        for number in range(reserve // 2 // (16 << 10)):
+            await save(volume, f"small{number}", bytes(16 << 10))
+        one_more = await open_file(volume, "one more")
         with pytest.raises(OSError, match="above their reserve"):
-            for number in range(64):
-                file = await open_file(volume, f"small{number}")
-                try:
-                    await file.write(0, bytes(16 << 10))
-                finally:
-                    await close(file)
-                small += 1
-        assert small == reserve // 2 // (16 << 10)
+            await one_more.write(0, bytes(16 << 10))
+        await close(one_more)
         await close(large)
 
 
