@@ -86,7 +86,9 @@ def arm(spec: str) -> None:
         except ValueError as why:
             raise ConfigError(f"fault {part!r}: {why}") from None
         if kind not in ("exit", "delay", "limit") and not hasattr(errno, kind):
-            raise ConfigError(f"fault {part!r}: unknown action {kind!r}; use exit, delay:S, limit:BYTES or an errno name")
+            raise ConfigError(
+                f"fault {part!r}: unknown action {kind!r}; use exit, delay:S, limit:BYTES or an errno name"
+            )
     _armed.clear()
     _armed.update(armed)
 

@@ -79,13 +79,29 @@ def _mount_of(path: Path) -> MountEntry:
 def _wait_until_released(directory: Path, deadline_s: float | None) -> None:
     from ckptfs.volume.lock import read_holder
 
+    pid = 0
     while (holder := read_holder(directory)) is not None:
+        pid = holder.pid
         if deadline_s is not None and time.monotonic() > deadline_s:
             raise ProtectedData(
                 f"unmounted, and process {holder.pid} still seals what was written. "
                 f"Do not remove the stripes before it has ended; {directory} cannot be mounted until then"
             )
         time.sleep(_LOOK_AGAIN_S)
+    # Everything is sealed. A moment for the process to close what it has open, so that devices can be unmounted next.
+    for _ in range(100):
+        if not _runs(pid):
+            return
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there, and no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def _require_clean_end(directory: Path) -> None:

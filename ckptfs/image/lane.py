@@ -360,7 +360,8 @@ class Lane:
                 if why.errno != errno.ENXIO:  # no data after the hole
                     raise
                 position = self._size
-            syscalls.punch_hole(self._descriptor, hole, position - hole)
+            if position > hole:  # a reader may have filled the page cache between the two look-ups
+                syscalls.punch_hole(self._descriptor, hole, position - hole)
 
     def _write_zeros(self, start: int, end: int) -> None:
         while start < end:

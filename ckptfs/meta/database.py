@@ -63,7 +63,9 @@ class Database:
             database = cls(path, connection)
             database.transact(_migrate)
         except Exception as why:
-            if isinstance(why.__cause__, sqlite3.DatabaseError) and ("malformed" in f"{why}" or "not a database" in f"{why}"):
+            if isinstance(why.__cause__, sqlite3.DatabaseError) and (
+                "malformed" in f"{why}" or "not a database" in f"{why}"
+            ):
                 raise DamagedData(f"the metadata database {path} is damaged: {why.__cause__}") from why
             raise
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -239,7 +239,13 @@ def set_size(connection: Connection, generation_id: int, size: int) -> None:
 
 
 def set_sealed(
-    connection: Connection, generation_id: int, *, size: int, sealed_size: int, unsealed_since: int | None, flushed: bool
+    connection: Connection,
+    generation_id: int,
+    *,
+    size: int,
+    sealed_size: int,
+    unsealed_since: int | None,
+    flushed: bool,
 ) -> None:
     """The seal: ``sealed_size`` bytes are on disk. ``unsealed_since`` is a tick when bytes came in meanwhile, else None."""
     state = State.SEALED if unsealed_since is None else State.LANDING
@@ -284,7 +290,9 @@ def add_image(
 
 def widen_image(connection: Connection, image_id: int, first: int, stripes: tuple[int, ...]) -> None:
     """Record the final width of an image, before a byte beyond its first chunk is written."""
-    connection.execute(update(image).where(image.c.id == image_id).values(first=first, stripes=_format_numbers(stripes)))
+    connection.execute(
+        update(image).where(image.c.id == image_id).values(first=first, stripes=_format_numbers(stripes))
+    )
 
 
 def set_lane_sizes(connection: Connection, generation_id: int, lane_sizes: Sequence[int]) -> None:

@@ -94,7 +94,13 @@ def resolve(connection: Connection, path: bytes) -> InodeRow | None:
     """The inode at ``path``, relative to the root of the volume; symbolic links are not followed."""
     found = inodes.find(connection, ROOT_INO)
     for part in filter(None, path.split(b"/")):
-        found = None if found is None or part == b".." else found if part == b"." else find_inode(connection, found.ino, part)
+        found = (
+            None
+            if found is None or part == b".."
+            else found
+            if part == b"."
+            else find_inode(connection, found.ino, part)
+        )
     return found
 
 

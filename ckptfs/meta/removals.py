@@ -60,7 +60,9 @@ _acknowledge_replacement = (
 _predecessors = select(removal).where(_replaced_by).order_by(removal.c.tick.desc())
 
 
-def _rows(connection: Connection, query: Select[*tuple[Any, ...]], values: dict[str, int] | None = None) -> list[RemovalRow]:
+def _rows(
+    connection: Connection, query: Select[*tuple[Any, ...]], values: dict[str, int] | None = None
+) -> list[RemovalRow]:
     found: list[RemovalRow] = []
     for row in connection.execute(query, values or {}):
         columns: list[Any] = list(row)

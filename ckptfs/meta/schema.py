@@ -161,7 +161,9 @@ removal = Table(
     Column("generation", BigInteger),  # kind replaced: the old generation
     Column("source_parent", BigInteger),  # kinds renamed_over and exchanged: where the winner came from
     Column("source_name", LargeBinary),
-    Column("winner", BigInteger),  # kinds renamed_over and exchanged: the inode that has the name since; replaced: the new generation
+    Column(
+        "winner", BigInteger
+    ),  # kinds renamed_over and exchanged: the inode that has the name since; replaced: the new generation
     Column("removed_ns", BigInteger, nullable=False),
     Column("acknowledged", Boolean, nullable=False),  # an fsync made the change final: never undone by recovery
     Index("removal_of_name", "parent", "name"),

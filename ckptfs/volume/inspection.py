@@ -80,7 +80,9 @@ def file_info(
     image = row.image
     chunk_size = image.chunk_size if image is not None else 0
     chunks = -(-size // chunk_size) if chunk_size else 0
-    lanes = [] if image is None else [_lane(stripes[number], image.id, lane) for lane, number in enumerate(image.stripes)]
+    lanes = (
+        [] if image is None else [_lane(stripes[number], image.id, lane) for lane, number in enumerate(image.stripes)]
+    )
     return FileInfo(
         path=path,
         size=size,

@@ -5,7 +5,6 @@ Owns which inodes are live, how one becomes live and when it is let go, and whic
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -30,8 +29,6 @@ from ckptfs.volume.live import LiveFile, Retired
 from ckptfs.volume.space import SpaceGuard
 from ckptfs.volume.stripes import Stripe
 from ckptfs.volume.threads import Threads
-
-log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -166,16 +163,8 @@ class Landing:
         """A handle went: give back reserved space with the last writer, and let the file go when nothing is left."""
         if not file.writers:
             file.closed_at_s = time.monotonic()
-            if file.image is not None and file.state is State.LANDING and not file.buffered_bytes:
-                await self._trim(file, file.image)
+            await file.give_back_space()
         await self.let_go(file)
-
-    async def _trim(self, file: LiveFile, image: Image) -> None:
-        try:
-            await self.threads.device(image.trim)
-        except OSError as why:
-            # It costs space and no byte: a flush that failed in it fails every seal of the image again.
-            log.warning("inode %d: space reserved beyond its bytes stays taken: %s", file.ino, why)
 
     async def let_go(self, file: LiveFile) -> None:
         """Drop the object if it is idle."""

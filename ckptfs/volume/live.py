@@ -244,9 +244,7 @@ class LiveFile:
             was_sealed = self.state is not State.LANDING
             if was_sealed:
                 self.dirty_since_s = time.monotonic()
-            row = await self._landing.transact(
-                _begin_landing, self, was_sealed
-            )
+            row = await self._landing.transact(_begin_landing, self, was_sealed)
             self.state = State.LANDING
             self.flushed = False
             self._landing.track(self)
@@ -386,6 +384,19 @@ class LiveFile:
             yield
         finally:
             self._resizing = False
+
+    async def give_back_space(self) -> None:
+        """Free what was reserved and not written, unless somebody writes on."""
+        if self.writers or self.image is None or self.state is not State.LANDING:
+            return
+        async with self.transition, self._without_writes():
+            if self.writers:
+                return
+            try:
+                await self._landing.threads.device(self.image.trim)
+            except OSError as why:
+                # It costs space and no byte: a flush that failed in it fails every seal of the image again.
+                log.warning("inode %d: space reserved beyond its bytes stays taken: %s", self.ino, why)
 
     async def start_generation(self) -> None:
         """O_TRUNC with nobody else at the file: a new generation on a new image; the old one goes into the log."""

@@ -142,7 +142,7 @@ def rmdir(connection: Connection, parent: int, name: bytes, now_ns: int) -> int:
 def rename(
     connection: Connection, parent: int, name: bytes, new_parent: int, new_name: bytes, mode: RenameMode, now_ns: int
 ) -> set[int]:
-    """Do what rename(2) and renameat2(2) ask for; returns the inodes whose ctime changed."""
+    """Move, replace or exchange a name; returns the inodes whose ctime changed."""
     moved = the_named(connection, parent, name)
     _check_name(new_name)
     _the_directory(connection, new_parent)
@@ -262,9 +262,7 @@ def _check_replaceable(connection: Connection, moved: InodeRow, loser: InodeRow,
 
 
 def _remove_name(connection: Connection, found: EntryRow, now_ns: int) -> None:
-    removals.add(
-        connection, RemovalKind.UNLINKED, parent=found.parent, name=found.name, ino=found.ino, now_ns=now_ns
-    )
+    removals.add(connection, RemovalKind.UNLINKED, parent=found.parent, name=found.name, ino=found.ino, now_ns=now_ns)
     names.remove(connection, found)
 
 

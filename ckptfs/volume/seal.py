@@ -114,7 +114,8 @@ class Sealer:
                     log.error("generation %d, replaced, cannot be made durable: %s", one.generation, why)
                     await self._landing.transact(_drop_retired, one.generation)
                 else:
-                    await self._landing.transact(_commit_retired, one.generation, one.size)
+                    sizes = [] if one.image is None else await self._threads.device(one.image.lane_sizes)
+                    await self._landing.transact(_commit_retired, one.generation, one.size, sizes)
                 self._landing.retired.remove(one)
 
     async def seal_everything(self, *, final: bool) -> None:
@@ -186,7 +187,7 @@ class Sealer:
                     return  # the bytes that were flushed may be cut, and others in their place
                 # A FLUSH that came meanwhile has committed a later size, which must stand.
                 size = file.size if file.flushed else min(one.size, file.size)
-                await self._landing.transact(_commit_part, one, size, tick, file.flushed)
+                await self._landing.transact(_commit_part, one, size, tick, file.flushed, final)
                 return
             flushed = file.flushed
             file.state = State.SEALED
@@ -235,7 +236,7 @@ def _commit_whole(connection: Connection, file: LiveFile, lane_sizes: list[int])
     inodes.set_times(connection, file.ino, file.atime_ns, file.mtime_ns, file.ctime_ns)
 
 
-def _commit_part(connection: Connection, one: _Begun, size: int, tick: int, flushed: bool) -> None:
+def _commit_part(connection: Connection, one: _Begun, size: int, tick: int, flushed: bool, final: bool) -> None:
     generations.set_sealed(
         connection,
         one.generation,
@@ -244,13 +245,14 @@ def _commit_part(connection: Connection, one: _Begun, size: int, tick: int, flus
         unsealed_since=tick,
         flushed=flushed,
     )
+    if final:  # an fsync: what it covers must survive, so what it replaced must not come back
+        removals.acknowledge_replacement(connection, one.generation)
 
 
-def _commit_retired(connection: Connection, generation: int, size: int) -> None:
+def _commit_retired(connection: Connection, generation: int, size: int, lane_sizes: list[int]) -> None:
     if generations.find(connection, generation) is not None:
-        generations.set_sealed(
-            connection, generation, size=size, sealed_size=size, unsealed_since=None, flushed=True
-        )
+        generations.set_sealed(connection, generation, size=size, sealed_size=size, unsealed_since=None, flushed=True)
+        generations.set_lane_sizes(connection, generation, lane_sizes)
         removals.acknowledge_replacement(connection, generation)
 
 

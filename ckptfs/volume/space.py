@@ -94,7 +94,9 @@ class SpaceGuard:
                 await self._seal_everything()
             freed = await self._reclaim(before_ns, 0.0, max(count, _RELIEF_BYTES))
         if freed:
-            log.warning("out of space: %d removed or replaced contents were freed before their undelete window ended", freed)
+            log.warning(
+                "out of space: %d removed or replaced contents were freed before their undelete window ended", freed
+            )
         return freed > 0
 
     async def expire(self) -> None:

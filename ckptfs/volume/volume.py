@@ -1,7 +1,7 @@
 """An open volume: what the mount and the admin tool call.
 
-:func:`open_volume` builds the parts, recovers after a crash, and on leaving seals everything. :class:`Volume` puts the parts together and holds
-what belongs to none of them: the kernel's lookup counts, and which names an fsync has yet to make final.
+:func:`open_volume` builds the parts, recovers after a crash, and on leaving seals everything. :class:`Volume` puts the parts
+together and holds what belongs to none of them: the kernel's lookup counts, and which names an fsync has yet to make final.
 
 Concurrency: everything runs on one trio loop, blocking calls run in threads (``threads.py``). A change of names is one transaction, and
 transactions run one at a time in order, so they need no lock here. Code between two awaits is atomic: what must be consistent with a
@@ -154,9 +154,7 @@ class Volume:
         self.sealer = Sealer(self.landing, database, self._threads, [stripe.path for stripe in stripes])
         self.space.attach(self._seal_for_space, self._busy_inodes, self._known_inodes)
         self._lookups: Counter[int] = Counter()
-        self._invalidate: (
-            tuple[Callable[[int], Awaitable[None]], Callable[[int, bytes], Awaitable[None]]] | None
-        ) = None
+        self._invalidate: tuple[Callable[[int], Awaitable[None]], Callable[[int, bytes], Awaitable[None]]] | None = None
         self._unacknowledged_winners: set[int] = set()
         self._unacknowledged_directories: set[int] = set()
 
@@ -259,7 +257,7 @@ class Volume:
         faults.hit("names.committed")
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, mode: RenameMode) -> None:
-        """Give a name another place. What was written to the file is in its image first, so that a failed write is reported here."""
+        """Move a name. What was written to the file is in its image first, so that a failed write is reported here."""
         self._check_writable()
         moved = await self.transact(namespace.the_named, parent, name)
         file = self.landing.find(moved.ino)
@@ -437,9 +435,7 @@ class Volume:
 
     async def file_info(self, path: bytes) -> FileInfo:
         """What ``ckptfs info`` shows of the regular file at ``path``. Raises :class:`NameNotFound`."""
-        info = await self._threads.device(
-            inspection.file_info, self._database, self.stripes, path, self.landing.find
-        )
+        info = await self._threads.device(inspection.file_info, self._database, self.stripes, path, self.landing.find)
         await self.sealer.barrier()  # who reads "sealed" counts on it
         return info
 

@@ -211,4 +211,4 @@ class PowerChaos:
 
 
 def _told(state: State) -> str:
-    return "nothing" if state is None else f"({describe(state)}, {len(state)} bytes)"
+    return "no file" if state is None else f"({describe(state)}, {len(state)} bytes)"

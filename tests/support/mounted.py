@@ -39,9 +39,7 @@ class MountedVolume:
         for stripe in self.stripes:
             stripe.parent.mkdir(exist_ok=True)
 
-    def ckptfs(
-        self, *arguments: str | Path, fault: str = "", check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def ckptfs(self, *arguments: str | Path, fault: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a ckptfs command; ``fault`` arms fault points in it and in a daemon that it starts."""
         environment = dict(os.environ, CKPTFS_TESTING="1", CKPTFS_FAULT=fault)
         done = subprocess.run(
@@ -50,6 +48,7 @@ class MountedVolume:
             capture_output=True,
             text=True,
             timeout=COMMAND_TIMEOUT_S,
+            check=False,
         )
         if check and done.returncode != 0:
             raise AssertionError(
@@ -98,7 +97,8 @@ class MountedVolume:
 
     def detach(self) -> None:
         """Take away the mount of a daemon that is gone."""
-        subprocess.run(["umount", "-l", str(self.mountpoint)], capture_output=True, timeout=COMMAND_TIMEOUT_S)
+        detach = ["umount", "-l", str(self.mountpoint)]
+        subprocess.run(detach, capture_output=True, check=False, timeout=COMMAND_TIMEOUT_S)
 
     def log(self) -> str:
         """What the daemon had to say."""
@@ -120,7 +120,12 @@ class MountedVolume:
 def run(command: Sequence[str | Path], timeout_s: float = 120, **options: object) -> str:
     """Run a program that must succeed; returns what it printed. A hung mount ends it after ``timeout_s``."""
     done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=timeout_s, check=False, **options  # type: ignore[call-overload]
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        **options,  # type: ignore[call-overload]
     )
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout

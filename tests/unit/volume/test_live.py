@@ -279,6 +279,50 @@ async def test_a_failed_truncate_leaves_the_size_as_it_was_and_the_file_torn(
         assert (row.size, row.flushed) == (5, True)
 
 
+async def test_after_a_failed_truncate_of_a_sealed_file_a_write_still_marks_it_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(make(tmp_path), monkeypatch) as volume:
+        file = await open_file(volume, "f")
+        await file.write(0, b"shard")
+        await file.fsync(False)
+        with monkeypatch.context() as patched:
+
+            def fail(*_args: object) -> None:
+                raise OSError(errno.ENOSPC, "full")
+
+            patched.setattr(live_module, "_truncate", fail)
+            with pytest.raises(OSError, match="full"):
+                await volume.setattr(file.ino, AttributeChange(size=2))
+        await file.write(0, b"other")
+        row = await generation(volume, file.ino)
+        assert (row.state, row.flushed) == (State.LANDING, False)
+        await close(file)
+
+
+async def test_a_sealed_file_whose_write_found_no_space_is_sealed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(make(tmp_path), monkeypatch) as volume:
+        file = await open_file(volume, "f")
+        await file.write(0, b"shard")
+        await file.fsync(False)
+        with monkeypatch.context() as patched:
+
+            async def full(*_args: object) -> None:
+                await trio.lowlevel.checkpoint()
+                raise OSError(errno.ENOSPC, "full")
+
+            patched.setattr(volume.space, "reserve", full)
+            with pytest.raises(OSError, match="full"):
+                await file.write(1 << 30, b"far away")
+        assert bytes(await file.read(0, 99)) == b"shard"
+        await close(file)
+        await volume.seal_all()
+        row = await generation(volume, file.ino)
+        assert (row.state, row.size, row.flushed) == (State.SEALED, 5, True)
+
+
 # --- O_TRUNC -----------------------------------------------------------------------------------------------------------
 
 
