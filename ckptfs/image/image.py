@@ -64,19 +64,17 @@ class Image:
                 self._lanes[span.lane].read_into(span.lane_offset, memoryview(target)[start : start + span.length])
         return target
 
-    def read_nowait(self, offset: int, length: int) -> bytearray | None:
-        """As :meth:`read`, without blocking; ``None`` where a byte is not in the page cache or in no open lane."""
-        target = bytearray(length)
-        view = memoryview(target)
-        for span in self.layout.spans(offset, length):
+    def read_into_nowait(self, offset: int, target: memoryview) -> bool:
+        """Fill ``target`` from ``offset`` on without blocking; ``False`` where a byte is not cached, or in no open lane."""
+        for span in self.layout.spans(offset, len(target)):
             start = span.offset - offset
-            part = view[start : start + span.length]
+            part = target[start : start + span.length]
             if not self._lanes[span.lane].read_into_nowait(span.lane_offset, part):
-                return None
-        return target
+                return False
+        return True
 
     def read_ahead(self, offset: int, length: int) -> None:
-        """Have a range brought into the page cache, so that :meth:`read_nowait` will find it."""
+        """Have a range brought into the page cache, so that :meth:`read_into_nowait` will find it."""
         for span in self.layout.spans(offset, length):
             self._lanes[span.lane].read_ahead(span.lane_offset, span.length)
 

@@ -81,6 +81,8 @@ _sealed = (
         sealed_size=bindparam("ss"),
         unsealed_since=bindparam("t"),
         flushed=bindparam("f"),
+        acknowledged_parent=None,  # by now it has the name that counts
+        acknowledged_name=None,
     )
 )
 _lane_sizes = update(image).where(image.c.generation == bindparam("g")).values(lane_sizes=bindparam("s"))

@@ -188,6 +188,18 @@ def unacknowledged(connection: Connection) -> tuple[set[int], set[int]]:
     return winners - {None}, directories - {None}
 
 
+def unacknowledged_winners(connection: Connection, directory: int) -> set[int]:
+    """Inodes that won or swapped a name by changes that an fsync of ``directory`` will make final."""
+    rows = connection.execute(
+        select(removal.c.ino, removal.c.winner, removal.c.kind).where(
+            or_(removal.c.parent == directory, removal.c.source_parent == directory),
+            removal.c.kind.in_([RemovalKind.RENAMED_OVER, RemovalKind.EXCHANGED]),
+            removal.c.acknowledged.is_(False),
+        )
+    ).all()
+    return {row.winner for row in rows} | {row.ino for row in rows if row.kind == RemovalKind.EXCHANGED}
+
+
 def remove(connection: Connection, tick: int) -> None:
     """Take a record out of the log."""
     connection.execute(delete(removal).where(removal.c.tick == tick))

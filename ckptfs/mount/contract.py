@@ -33,7 +33,7 @@ class ServedFile(Protocol):
     def ino(self) -> int: ...
 
     async def read(self, offset: int, size: int) -> Buffer:
-        """Exactly ``size`` bytes, fewer only at the end of the file."""
+        """Exactly ``size`` bytes, fewer only at the end of the file. Valid until the next await: to be answered at once."""
         ...
 
     def read_nowait(self, offset: int, size: int) -> Buffer | None:

@@ -29,8 +29,8 @@ class OpenFile:
         else:
             file.readers += 1
 
-    def read_nowait(self, offset: int, size: int) -> bytes | bytearray | None:
-        """Bytes from memory, without waiting; None when a thread is needed."""
+    def read_nowait(self, offset: int, size: int) -> bytes | memoryview | None:
+        """Bytes from memory, without waiting, valid until the next await; None when a thread is needed."""
         self._note_access()
         file = self._file
         found = file.read_nowait(offset, size)
@@ -38,8 +38,8 @@ class OpenFile:
             self._ahead.hit(file.image, offset, size, file.size)
         return found
 
-    async def read(self, offset: int, size: int) -> bytes | bytearray:
-        """``size`` bytes, fewer at the end of the file. Raises ``OSError``."""
+    async def read(self, offset: int, size: int) -> bytes | bytearray | memoryview:
+        """``size`` bytes, fewer at the end of the file, valid until the next await. Raises ``OSError``."""
         self._note_access()
         file = self._file
         self._ahead.miss(file.image, offset, size, file.size)

@@ -30,6 +30,9 @@ from ckptfs.volume.space import SpaceGuard
 from ckptfs.volume.stripes import Stripe
 from ckptfs.volume.threads import Threads
 
+_SCRATCH_BYTES = 1 << 20
+"""The largest read that the kernel asks for."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -53,6 +56,7 @@ class Landing:
         self.space = space
         self.buffer = WriteBuffer(len(stripes), chunk_bytes)
         self.retired: list[Retired] = []
+        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.last_write_s = time.monotonic()
         self._nursery = nursery
         self._database = database
@@ -108,6 +112,11 @@ class Landing:
             layout = Layout(row.image.chunk_size, len(row.image.stripes), row.image.first)
             image = Image(row.image.id, layout, self.stripe_paths(row.image.stripes))
         self.retired.append(Retired(row.id, row.size, image))
+
+    def start_lanes(self) -> None:
+        """Begin to write whatever is buffered for any file: somebody needs the memory."""
+        for file in self._unsealed.values():
+            file.start_lanes()
 
     def track(self, file: LiveFile) -> None:
         """The file is unsealed."""

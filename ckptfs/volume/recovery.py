@@ -230,7 +230,7 @@ class _Contents:
         elif usable:
             self._stay(row)
         else:
-            self._quarantine_inode(row)
+            self._quarantine_inode(row, between)
 
     def settle_replaced(self, row: GenerationRow) -> None:
         """Decide for an unsealed generation that only the log keeps."""
@@ -272,7 +272,7 @@ class _Contents:
                     partly = record, between[:]
             between.append(old)
             waiting += [older for older in removals.predecessors(self._connection, old.id) if not older.acknowledged]
-        return partly if partly is not None else (None, [])
+        return partly if partly is not None else (None, between)
 
     def _yield_to(self, heir: RemovalRow, losers: list[GenerationRow]) -> None:
         assert heir.generation is not None
@@ -305,14 +305,28 @@ class _Contents:
     def _move_back(self, ino: int, heir: RemovalRow) -> None:
         """Where the file was only renamed since its content was replaced, the old content goes back to its old name.
 
-        Under the new one it would stand for what the new content was, and keep the name from what had it before.
+        Under the new one it would stand for what the new content was, and keep the name from what had it before. With the
+        old name taken, it is what that name lost: ``ckptfs previous`` has it.
         """
         entries = names.of_inode(self._connection, ino)
-        if len(entries) != 1 or names.find(self._connection, heir.parent, heir.name) is not None:
-            return
         inode = inodes.find(self._connection, ino)
-        if inode is not None and links.is_live_directory(self._connection, heir.parent):
+        if inode is None or len(entries) != 1 or (entries[0].parent, entries[0].name) == (heir.parent, heir.name):
+            return
+        if not links.is_live_directory(self._connection, heir.parent):
+            return
+        if names.find(self._connection, heir.parent, heir.name) is None:
             links.move_name(self._connection, inode, entries[0], heir.parent, heir.name, self._now_ns)
+            return
+        removals.add(
+            self._connection,
+            RemovalKind.UNLINKED,
+            parent=heir.parent,
+            name=heir.name,
+            ino=ino,
+            now_ns=self._now_ns,
+            acknowledged=True,
+        )
+        links.take_name(self._connection, inode, entries[0], self._now_ns)
 
     def _stay(self, row: GenerationRow) -> None:
         """Keep a generation, with the size that can be vouched for; it is sealed when all of it is on disk already."""
@@ -336,7 +350,7 @@ class _Contents:
         if row.current and (size != row.size or not row.flushed):
             self.found.torn.append(names.path_of_inode(self._connection, row.ino))
 
-    def _quarantine_inode(self, row: GenerationRow) -> None:
+    def _quarantine_inode(self, row: GenerationRow, replaced: list[GenerationRow]) -> None:
         """Nothing of it can be trusted, and there is nothing to put in its place: the names go too."""
         connection = self._connection
         entries = names.of_inode(connection, row.ino)
@@ -353,9 +367,10 @@ class _Contents:
             links.take_name(connection, inode, entry, self._now_ns)
         removals.forget_names_of(connection, row.ino)
         self.nameless.add(row.ino)
-        if row.sealed_size is not None and places:
-            if row.acknowledged_parent is not None and row.acknowledged_name is not None:
-                places = [(row.acknowledged_parent, row.acknowledged_name)]
+        empty = next((one for one in (row, *replaced) if one.sealed_size is not None), None)
+        if empty is not None and places:
+            if empty.acknowledged_parent is not None and empty.acknowledged_name is not None:
+                places = [(empty.acknowledged_parent, empty.acknowledged_name)]
             self.were_empty.append(_WasEmpty(row.ino, row.id, places))
 
     def _quarantine(self, row: GenerationRow, parent: int, name: bytes, reason: str) -> None:

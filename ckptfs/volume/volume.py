@@ -411,6 +411,9 @@ class Volume:
         unsealed = self.landing.unsealed_inodes()
         if unsealed:
             named = await self.transact(names.unsealed_in, ino, unsealed)
+            if ino in self._unacknowledged_directories:
+                # What was renamed from here over another file lies elsewhere, and that file's end becomes final too.
+                named |= await self.transact(removals.unacknowledged_winners, ino)
             await self.sealer.seal([file for file in self.landing.unsealed() if file.ino in named], final=True)
         if ino in self._unacknowledged_directories:
             self._unacknowledged_directories.discard(ino)

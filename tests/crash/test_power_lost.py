@@ -301,6 +301,19 @@ def test_a_fsynced_rename_over_stays(power: Run) -> None:
     assert power.quarantined() == []
 
 
+def test_a_rename_out_of_a_fsynced_directory_costs_nothing(power: Run) -> None:
+    """P-fsync-dir, P-rename-atomic: fsync of the directory that the winner came from makes the rename final, so the winner is sealed."""
+    (power.root / "run").mkdir()
+    write(power.root / "latest.pt", content("latest", 1, 2_000_000))
+    power.goes_on(fault="")
+    write(power.root / "run" / "tmp", content("tmp", 1, 2_200_000))
+    os.rename(power.root / "run" / "tmp", power.root / "latest.pt")
+    fsync_path(power.root / "run")
+    power.ends(metadata_survives=False)
+    assert_holds(power.root / "latest.pt", content("tmp", 1, 2_200_000))
+    assert power.quarantined() == []
+
+
 @pytest.mark.parametrize("overwrites", [True, False])
 @pytest.mark.parametrize("survives", [True, False], ids=["metadata kept", "metadata lost"])
 def test_a_commit_record_fsynced_while_empty_is_whole_or_not_there(

@@ -40,9 +40,9 @@ class Promise:
         self.torn = False
 
     def synced(self) -> None:
-        """An fsync was answered."""
-        self.finished()
+        """An fsync was answered. Of a file that is empty it says nothing of the content, which is yet to come."""
         if self.states[-1]:
+            self.finished()
             self.predecessors.clear()
 
     def sealed_for_good(self) -> None:

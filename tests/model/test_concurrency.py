@@ -26,7 +26,7 @@ from tests.model.rig import CHUNK_BYTES, Rig
 BLOCK_BYTES = 4096
 SHARD_BLOCKS = 5 * CHUNK_BYTES // BLOCK_BYTES // 2
 """Two chunks and a half."""
-RUN_S = 8.0
+RUN_S = 5.0
 LONG_RUN_S = 120.0
 PATIENCE_S = 60.0
 KEPT_STEPS = 3

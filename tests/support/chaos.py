@@ -47,6 +47,8 @@ class PowerChaos:
         self._paths: dict[str, _Path] = {}
         self._kept: dict[bytes, set[str]] = {}
         self._versions = 0
+        self._gone = threading.Event()
+        self._torn = ("", b"")
         self._tried: list[str] = []
 
     def start(self) -> None:
@@ -60,7 +62,7 @@ class PowerChaos:
         """Work until the power goes, mount again, check; returns how many operations were tried. Raises ``AssertionError``."""
         self._tried.clear()
         (device,) = self._node.devices
-        gone = threading.Event()
+        gone = self._gone = threading.Event()
 
         def go() -> None:
             gone.set()
@@ -109,6 +111,7 @@ class PowerChaos:
         self._versions += 1
         data = content(path.replace("/", ":"), self._versions, self._random.choice(_SIZES))
         had_content = self._at(path).now is not None
+        self._torn = (path, data) if not self._at(path).now else ("", b"")
         self._note(f"write {path} {self._versions} {len(data)}", {path: data})
         descriptor = os.open(self._root / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
@@ -120,6 +123,7 @@ class PowerChaos:
                     self._guarantee(path, "fsync while open")
         finally:
             os.close(descriptor)
+        self._torn = ("", b"")
 
     def _replace(self, path: str) -> None:
         """Write a temporary file and rename it over: with every degree of care."""
@@ -175,6 +179,10 @@ class PowerChaos:
             self._at(path).states.append(state)
 
     def _guarantee(self, path: str, how: str) -> None:
+        if self._gone.is_set():
+            # EXT4_IOC_SHUTDOWN is no sudden end: an fsync that runs beside it can return 0 with nothing on the device (3 of
+            # 100 tries on plain ext4, Linux 6.18).
+            return
         at = self._at(path)
         at.guaranteed = len(at.states) - 1
         self._tried.append(f"{how}: {path}")
@@ -190,7 +198,12 @@ class PowerChaos:
         story = f"seed {self.seed}:\n  " + "\n  ".join(self._tried)
         for path in found.keys() | self._paths.keys():
             at, shown = self._at(path), found.get(path)
+            torn_path, torn = self._torn
+            if shown and path == torn_path and torn.startswith(shown):
+                continue  # sealed half way while it was written, with no content to go back to
             allowed = at.states[at.guaranteed :]
+            if shown == b"" and None in allowed:
+                continue  # a file that was on disk while empty, written and renamed to here since, comes back empty
             assert shown in allowed, (
                 f"{path} shows {_told(shown)}; allowed: {', '.join(map(_told, allowed))}\n{story}\n{self._node.log()}"
             )

@@ -190,6 +190,7 @@ async def test_overlapping_writes_land_in_the_order_in_which_they_were_accepted(
         gate = Gate(monkeypatch, Image, "write_span")
         file = await open_file(volume, "f")
         await file.write(0, b"1" * 9)
+        live(volume, file.ino).start_lanes()
         await gate.wait_reached()
         await file.write(3, b"2" * 6)
         await file.write(1, b"3" * 4)
@@ -206,6 +207,7 @@ async def test_a_slow_stripe_does_not_hold_what_goes_to_another(
         gate = Gate(monkeypatch, Image, "write_span", only=lambda _image, lane, *_: lane == 0)
         file = await open_file(volume, "f")
         await file.write(0, b"0" * 2 * CHUNK_BYTES)
+        live(volume, file.ino).start_lanes()
         await gate.wait_reached()
         image = live(volume, file.ino).image
         assert image is not None

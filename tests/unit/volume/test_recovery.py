@@ -375,6 +375,20 @@ def test_an_old_content_goes_back_to_its_old_name_and_frees_the_new_one(past: Pa
     assert past.content("tmp") == b"left over"
 
 
+def test_p_fsync_file_a_file_sealed_empty_and_overwritten_twice_comes_back_empty(past: Past) -> None:
+    past.create("f")
+    past.seal("f")
+    past.barrier()
+    past.write("f", OLD)
+    past.flush("f")
+    past.truncate_by_open("f")
+    past.write("f", NEW)
+    past.flush("f")
+    past.lose_power()
+    past.recover(same_instance=False)
+    assert past.content("f") == b""
+
+
 def test_a_symbolic_link_removed_and_made_anew_points_at_the_old_step_again(past: Past) -> None:
     past.symlink("latest", b"step-400")
     past.fsync_directory("")
