@@ -189,15 +189,16 @@ def unacknowledged(connection: Connection) -> tuple[set[int], set[int]]:
 
 
 def unacknowledged_winners(connection: Connection, directory: int) -> set[int]:
-    """Inodes that won or swapped a name by changes that an fsync of ``directory`` will make final."""
+    """Files that changes in ``directory`` gave a name or a new content, wherever they are now: an fsync of it seals them."""
     rows = connection.execute(
         select(removal.c.ino, removal.c.winner, removal.c.kind).where(
             or_(removal.c.parent == directory, removal.c.source_parent == directory),
-            removal.c.kind.in_([RemovalKind.RENAMED_OVER, RemovalKind.EXCHANGED]),
+            removal.c.kind != RemovalKind.UNLINKED,
             removal.c.acknowledged.is_(False),
         )
     ).all()
-    return {row.winner for row in rows} | {row.ino for row in rows if row.kind == RemovalKind.EXCHANGED}
+    winners = {row.winner for row in rows if row.kind != RemovalKind.REPLACED}
+    return winners | {row.ino for row in rows if row.kind != RemovalKind.RENAMED_OVER}
 
 
 def remove(connection: Connection, tick: int) -> None:

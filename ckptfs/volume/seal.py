@@ -191,7 +191,8 @@ class Sealer:
                 return
             flushed = file.flushed
             file.state = State.SEALED
-            file.flushed = flushed or final or not file.writers
+            # Without a handle, unflushed means torn: a crash took its writer, and a seal does not make it whole.
+            file.flushed = flushed or (final and bool(file.readers or file.writers))
             file.times_changed = False
             lane_sizes = [] if one.image is None else await self._threads.device(one.image.lane_sizes)
             try:
@@ -269,3 +270,4 @@ def _acknowledge_empty(connection: Connection, generation: int, ino: int) -> Non
     named = names.of_inode(connection, ino)
     if named:
         generations.acknowledge_empty(connection, generation, named[0].parent, named[0].name)
+        removals.acknowledge_replacement(connection, generation)

@@ -412,7 +412,7 @@ class Volume:
         if unsealed:
             named = await self.transact(names.unsealed_in, ino, unsealed)
             if ino in self._unacknowledged_directories:
-                # What was renamed from here over another file lies elsewhere, and that file's end becomes final too.
+                # What was renamed from here lies elsewhere, and its leaving becomes final: it must not have to come back.
                 named |= await self.transact(removals.unacknowledged_winners, ino)
             await self.sealer.seal([file for file in self.landing.unsealed() if file.ino in named], final=True)
         if ino in self._unacknowledged_directories:

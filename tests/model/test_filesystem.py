@@ -35,7 +35,7 @@ T = TypeVar("T")
 PathChoice = bytes | int
 
 QUICK = settings(
-    max_examples=5,
+    max_examples=20,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),

@@ -30,6 +30,8 @@ class _Path:
     states: list[State] = field(default_factory=lambda: [None])
     guaranteed: int = 0
     """States before this one are behind an fsync: they must not come back."""
+    moved_to: set[str] = field(default_factory=set[str])
+    """Where it was renamed: a rename that is undone brings back the file with what it got under the other name."""
 
     @property
     def now(self) -> State:
@@ -110,7 +112,6 @@ class PowerChaos:
     def _write(self, path: str, *, fsync: bool) -> None:
         self._versions += 1
         data = content(path.replace("/", ":"), self._versions, self._random.choice(_SIZES))
-        had_content = self._at(path).now is not None
         self._torn = (path, data) if not self._at(path).now else ("", b"")
         self._note(f"write {path} {self._versions} {len(data)}", {path: data})
         descriptor = os.open(self._root / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -119,7 +120,7 @@ class PowerChaos:
                 os.write(descriptor, data[start : start + 400_000])
             if fsync:
                 os.fsync(descriptor)
-                if data or not had_content:  # of a file just truncated only the name is final, see P-fsync-file
+                if data:  # of a file still open and empty less is promised, see P-fsync-file
                     self._guarantee(path, "fsync while open")
         finally:
             os.close(descriptor)
@@ -140,6 +141,7 @@ class PowerChaos:
         if moved in self._kept:
             self._kept[moved].add(target)
         self._note(f"rename {source} {target}", {target: moved, source: None}, moved)
+        self._at(source).moved_to.add(target)
         os.rename(self._root / source, self._root / target)
 
     def _unlink(self, path: str) -> None:
@@ -196,12 +198,14 @@ class PowerChaos:
                 path = Path(directory, name)
                 found[str(path.relative_to(self._root))] = path.read_bytes()
         story = f"seed {self.seed}:\n  " + "\n  ".join(self._tried)
-        for path in found.keys() | self._paths.keys():
+        for path in sorted(found.keys() | self._paths.keys()):
             at, shown = self._at(path), found.get(path)
             torn_path, torn = self._torn
             if shown and path == torn_path and torn.startswith(shown):
                 continue  # sealed half way while it was written, with no content to go back to
             allowed = at.states[at.guaranteed :]
+            for target in at.moved_to:
+                allowed += [state for state in self._at(target).states if state is not None]
             if shown == b"" and None in allowed:
                 continue  # a file that was on disk while empty, written and renamed to here since, comes back empty
             assert shown in allowed, (
