@@ -30,9 +30,7 @@ DEFAULT_CHUNK_BYTES = 8 << 20
 MIN_CHUNK_BYTES = 64 << 10
 """Below, a chunk costs more to look up than to copy."""
 MAX_CHUNK_BYTES = 256 << 20
-"""Above, the few chunks that a worker holds in memory at once would fill it, and files would lie on fewer stripes
-than there are.
-"""
+"""Above, most files would lie on fewer stripes than there are."""
 DEFAULT_UNDELETE_WINDOW_S = 3600.0
 
 Width = int | Literal["auto"]
@@ -80,7 +78,8 @@ def load(directory: Path) -> VolumeConfig:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise NotAVolume(
-            f"{directory} is no ckptfs volume: it has no {CONFIG_NAME}. Make one: ckptfs mkfs {directory}"
+            f"{directory} is no ckptfs volume: it has no {CONFIG_NAME}. If it was one, put that file back; "
+            f"if not, make one: ckptfs mkfs {directory}"
         ) from None
     except UnicodeDecodeError as why:
         raise ConfigError(f"{path} is not UTF-8 text: {why.reason} at byte {why.start}") from None

@@ -35,7 +35,7 @@ class Location:
 def locate(path: Path) -> Location:
     """The volume, and the path in it, that ``path`` means; the path in it need not exist.
 
-    Raises :class:`NotAVolume`.
+    Raises :class:`NotAVolume`, and PermissionError for a directory that this user may not look into.
     """
     resolved = Path(os.path.realpath(path))
     mount = mount_holding(resolved)
@@ -49,6 +49,8 @@ def locate(path: Path) -> Location:
     for candidate in (resolved, *resolved.parents):
         if os.path.isfile(candidate / CONFIG_NAME):
             return Location(candidate, _relative(resolved, candidate))
+    if os.path.isdir(resolved):
+        os.listdir(resolved)  # says so when this user may not look whether it is a volume
     raise NotAVolume(f"{path} is neither in a mounted ckptfs volume nor a volume directory. Is the volume mounted?")
 
 

@@ -12,7 +12,7 @@ from ckptfs.units import parse_size
 if TYPE_CHECKING:
     from ckptfs.config import Width
 
-PATH = click.Path(path_type=Path)
+PATH = click.Path(path_type=Path, readable=False)  # who may not read it is told so like everywhere else
 
 
 def to_size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:

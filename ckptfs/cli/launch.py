@@ -25,6 +25,8 @@ from ckptfs.errors import CkptfsError, RefusedError
 if TYPE_CHECKING:
     from ckptfs.mount.options import MountOptions
 
+_log = logging.getLogger(__name__)
+
 LOG_NAME = "ckptfs.log"
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -82,9 +84,12 @@ def serve_here(directory: Path, mountpoint: Path, options: MountOptions, *, read
     directory, mountpoint = directory.resolve(), mountpoint.parent.resolve() / mountpoint.name
     _refuse_unusable_mountpoint(mountpoint)
     _refuse_nested_paths(directory, mountpoint)
-    if is_unformatted(directory):
+    made = is_unformatted(directory)
+    if made:
         format_volume(directory)
     go_on_in_log = _start_logging(directory, to_file=ready_fd is not None)
+    if made:  # a mistyped path, or a device that is not mounted, must not go unnoticed
+        _log.warning("%s was empty or missing: made a new volume there, with one stripe", directory)
     os.chdir("/")  # so that the daemon keeps no filesystem busy
 
     def ready() -> None:

@@ -9,6 +9,7 @@ status  meaning
 3       done in part, or refused to protect data
 4       not a ckptfs path, or no daemon where one is needed
 5       damage found
+130     interrupted
 ======  =====================================================================
 
 An expected error is one message on stderr: what, why, what to do. A traceback on stderr is always a bug in ckptfs.
@@ -120,6 +121,8 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename is not None else ""
         message = f"{where}{error.strerror}"
+        if isinstance(error, PermissionError) and os.geteuid() != 0:
+            message += ". Run this as the user who owns the volume, or as root"
     else:
         message = str(error)
     click.echo(f"ckptfs: {message}", err=True)

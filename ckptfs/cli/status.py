@@ -11,6 +11,7 @@ from ckptfs.cli.arguments import PATH
 from ckptfs.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from ckptfs.admin.locate import Location
     from ckptfs.admin.messages import StatusReply
 
 
@@ -33,15 +34,27 @@ def status(path: Path | None, as_json: bool) -> None:
     from ckptfs.mount.table import ckptfs_mounts
 
     if path is None:
-        mounted = {mount.mountpoint: locate(mount.mountpoint) for mount in ckptfs_mounts() if mount.volume_directory}
-        for mountpoint in [mountpoint for mountpoint, location in mounted.items() if not location.is_served]:
-            click.echo(f"{mountpoint}: its daemon is gone; ckptfs mount replaces it, ckptfs umount ends it", err=True)
-            del mounted[mountpoint]
-        locations = list(mounted.values())
+        locations: list[Location] = []
+        others = "no"
+        for mount in ckptfs_mounts():
+            if mount.volume_directory is None:
+                continue
+            location = locate(mount.mountpoint)
+            try:
+                served = location.is_served
+            except PermissionError:
+                click.echo(f"{mount.mountpoint}: mounted by another user, who may ask for its status", err=True)
+                others = "no other"
+                continue
+            if served:
+                locations.append(location)
+            else:
+                gone = "its daemon is gone; ckptfs mount replaces it, ckptfs umount ends it"
+                click.echo(f"{mount.mountpoint}: {gone}", err=True)
+        if not locations:
+            raise NotAVolume(f"{others} ckptfs volume is mounted. Name a volume directory, or mount one")
     else:
         locations = [locate(path)]
-    if not locations:
-        raise NotAVolume("no ckptfs volume is mounted. Name a volume directory, or mount one")
     if as_json and len(locations) > 1:
         raise click.UsageError("several volumes are mounted; say which: ckptfs status PATH --json")
     for number, location in enumerate(locations):

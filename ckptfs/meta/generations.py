@@ -316,11 +316,6 @@ def dropping_images(connection: Connection) -> list[ImageRow]:
     return [ImageRow(found, chunk_size, first, _parse_numbers(stripes)) for found, chunk_size, first, stripes in rows]
 
 
-def image_ids(connection: Connection) -> set[int]:
-    """The ids of all images, dropping ones included."""
-    return set(connection.execute(select(image.c.id)).scalars())
-
-
 def forget_images(connection: Connection, image_ids: list[int]) -> None:
     """Delete image rows whose lanes are gone."""
     connection.execute(delete(image).where(image.c.id.in_(image_ids)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, exists, insert, or_, select, update
 
 from ckptfs.meta.generations import next_tick
 from ckptfs.meta.schema import RemovalKind, State, generation, image, inode, quarantine, removal
@@ -235,11 +235,6 @@ def forget_names_of(connection: Connection, ino: int) -> None:
 def mentions(connection: Connection, ino: int) -> bool:
     """Whether any record still needs the inode."""
     return connection.execute(select(exists().where(removal.c.ino == ino))).scalar_one()
-
-
-def count(connection: Connection) -> int:
-    """How many records the log has."""
-    return connection.execute(select(func.count()).select_from(removal)).scalar_one()
 
 
 def images_kept(connection: Connection, known: set[int]) -> list[tuple[int, str]]:

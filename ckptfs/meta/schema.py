@@ -39,14 +39,14 @@ tables = MetaData()
 
 
 class State(StrEnum):
-    """Where a generation is on its way to the packed tiers (docs/architecture.md)."""
+    """Where a generation is on its way from memory to its last place."""
 
     LANDING = "landing"
     """Some of its bytes or its size may not be on disk."""
     SEALED = "sealed"
     """All of it is on disk, in its image."""
     PACKED = "packed"
-    """All of it is in the packed tiers; an image is optional."""
+    """All of it is in the packed tiers; an image is optional. No generation is in this version."""
 
 
 class RemovalKind(StrEnum):
@@ -161,9 +161,8 @@ removal = Table(
     Column("generation", BigInteger),  # kind replaced: the old generation
     Column("source_parent", BigInteger),  # kinds renamed_over and exchanged: where the winner came from
     Column("source_name", LargeBinary),
-    Column(
-        "winner", BigInteger
-    ),  # kinds renamed_over and exchanged: the inode that has the name since; replaced: the new generation
+    # kinds renamed_over and exchanged: the inode that has the name since; replaced: the new generation
+    Column("winner", BigInteger),
     Column("removed_ns", BigInteger, nullable=False),
     Column("acknowledged", Boolean, nullable=False),  # an fsync made the change final: never undone by recovery
     Index("removal_of_name", "parent", "name"),

@@ -44,9 +44,8 @@ _UNMOUNTED_MODE = 0o555
 class Session:
     """A mount that is being served, as its services see it."""
 
-    def __init__(self, mountpoint: Path, options: MountOptions) -> None:
+    def __init__(self, mountpoint: Path) -> None:
         self.mountpoint = mountpoint
-        self.options = options
         self._notifications = trio.CapacityLimiter(4)
 
     async def request_unmount(self, *, lazily: bool = False) -> None:
@@ -88,7 +87,7 @@ class Session:
         if len(holders) > len(shown):
             shown.append(f"and {len(holders) - len(shown)} more")
         what = "; ".join(shown) or "something that this process may not see"
-        return f"{self.mountpoint} is busy: {what}. Close these, or unmount lazily"
+        return f"{self.mountpoint} is busy: {what}. Close these, or: ckptfs umount --lazy {self.mountpoint}"
 
 
 class Service(Protocol):
@@ -148,7 +147,7 @@ async def serve_volume(
 ) -> None:
     """As :func:`serve`, for a volume that is open already and stays open."""
     keep_buffers()
-    session = Session(mountpoint, options)
+    session = Session(mountpoint)
     operations = Operations(volume, options.presentation)
     with (
         trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,

@@ -22,7 +22,7 @@ class OpenFile:
         self._volume = volume
         self._file = file
         self._writes = flags & os.O_ACCMODE != os.O_RDONLY
-        self._accessed = bool(flags & os.O_NOATIME)
+        self._sets_atime = not flags & os.O_NOATIME
         self._ahead = ReadAhead(volume.landing)
         if self._writes:
             file.writers += 1
@@ -76,6 +76,6 @@ class OpenFile:
         await self._volume.released(self._file)
 
     def _note_access(self) -> None:
-        if not self._accessed and not self._volume.read_only:
-            self._accessed = True
+        if self._sets_atime and not self._volume.read_only:
+            self._sets_atime = False  # once for each open is enough
             self._file.accessed()

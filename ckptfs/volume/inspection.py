@@ -30,16 +30,6 @@ from ckptfs.volume.reports import (
 from ckptfs.volume.stripes import Stripe
 
 
-def unsealed_inodes(connection: Connection) -> list[int]:
-    """Inodes whose current generation is landing."""
-    return [row.ino for row in generations.landing(connection) if row.current]
-
-
-def retired_generations(connection: Connection) -> list[GenerationRow]:
-    """Generations that are landing and no longer current."""
-    return [row for row in generations.landing(connection) if not row.current]
-
-
 def state_of(connection: Connection, ino: int) -> State | None:
     """The state of a regular file; None for anything else."""
     row = generations.current(connection, ino)

@@ -29,7 +29,7 @@ def current_instance(paths: Sequence[Path]) -> str | None:
     path is not there.
     """
     try:
-        boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
+        boot = boot_id()
     except OSError:
         return None
     mounts: list[str] = []
@@ -38,7 +38,12 @@ def current_instance(paths: Sequence[Path]) -> str | None:
         if mount is None:
             return None
         mounts.append(f"{mount:x}")
-    return " ".join([boot_id, *mounts])
+    return " ".join([boot, *mounts])
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot. Raises ``OSError`` where there is none."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def unique_mount_id(path: Path) -> int | None:

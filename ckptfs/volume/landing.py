@@ -5,7 +5,6 @@ Owns which inodes are live, how one becomes live and when it is let go, and whic
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -191,12 +190,3 @@ class Landing:
         """How many files are open for reading only, and for writing."""
         readers = sum(1 for file in self._files.values() if file.readers and not file.writers)
         return readers, sum(1 for file in self._files.values() if file.writers)
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot."""
-    descriptor = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY)
-    try:
-        return os.read(descriptor, 64).decode().strip()
-    finally:
-        os.close(descriptor)

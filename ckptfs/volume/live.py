@@ -17,9 +17,11 @@ the same lane, so the last one wins, and different lanes are written at once. An
 write, flush, fsync and rename of it fails with the same errno, and every read where accepted bytes were lost, until a new
 generation starts.
 
-``transition`` serialises what changes the state of the generation (dirty mark, flushed mark, truncate, the commit of a seal, widening). In
-each, the in-memory state changes *before* the await that commits it: a write that comes meanwhile sees the new state, and queues for
-``transition`` to change it back, so the metadata never says more than is true.
+``transition`` serialises what changes the state of the generation (dirty mark, flushed mark, truncate, O_TRUNC, the commit of a seal,
+widening) or its reserved space. The metadata never says more than is true, and that sets the order in each. Where it comes to say *more*
+(flushed mark, seal), the state in memory changes *before* the commit is awaited: a write that comes meanwhile sees the new state, and
+queues for ``transition`` to change it back. Where it comes to say *less*, no byte may come first: writes wait for the commit of the dirty
+mark, and during truncate and O_TRUNC, which first let what is buffered land.
 """
 
 from __future__ import annotations
@@ -82,7 +84,11 @@ class _Lane:
 
 
 class LiveFile:
-    """See the module docstring. Attributes are read by the rest of ``volume``; only this module and ``seal.py`` write them."""
+    """See the module docstring. The rest of ``volume`` reads the attributes.
+
+    Only this module and ``seal.py`` write what describes the generation; handles count themselves in ``readers`` and ``writers``,
+    the landing sets ``closed_at_s``, and the volume the times of a ``setattr`` or a change of names.
+    """
 
     def __init__(self, landing: Landing, inode: InodeRow, generation: GenerationRow) -> None:
         self.ino = inode.ino
@@ -106,7 +112,6 @@ class LiveFile:
         self.state = generation.state
         self.flushed = generation.flushed
         self.size = generation.size
-        self.content_sealed = bool(generation.sealed_size)
         self.error: OSError | None = None
         self.damage = ""
         self.writes = 0

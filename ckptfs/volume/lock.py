@@ -37,8 +37,7 @@ class Holder:
 class VolumeLock:
     """The lock on one volume, held until :meth:`release` or the end of a ``with``. Not reentrant."""
 
-    def __init__(self, directory: Path, fd: int) -> None:
-        self._directory = directory
+    def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
@@ -60,7 +59,7 @@ class VolumeLock:
         except BaseException:
             os.close(fd)
             raise
-        lock = cls(directory, fd)
+        lock = cls(fd)
         note_mountpoint(directory, "")
         return lock
 

@@ -20,11 +20,10 @@ from ckptfs.meta.generations import GenerationRow
 from ckptfs.meta.inodes import InodeRow
 from ckptfs.meta.schema import ROOT_INO
 from ckptfs.volume import links
+from ckptfs.volume.namespace import NAME_MAX_BYTES
 from ckptfs.volume.reclaim import forget_inode
 from ckptfs.volume.recovery import layout_of
 from ckptfs.volume.reports import QuarantinedFile
-
-_NAME_MAX_BYTES = 255
 
 
 def listed(connection: Connection) -> list[QuarantinedFile]:
@@ -117,7 +116,7 @@ def _free_name(connection: Connection, parent: int, name: bytes) -> bytes:
         return name
     for number in itertools.count(1):
         suffix = b".restored" if number == 1 else b".restored-%d" % number
-        candidate = name[: _NAME_MAX_BYTES - len(suffix)] + suffix
+        candidate = name[: NAME_MAX_BYTES - len(suffix)] + suffix
         if names.find(connection, parent, candidate) is None:
             return candidate
     raise AssertionError

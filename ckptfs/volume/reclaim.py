@@ -99,11 +99,6 @@ def allocated_bytes(image: tuple[int, str], stripes: Sequence[Path]) -> int:
     return total
 
 
-def count_inodes(connection: Connection) -> int:
-    """How many inodes the volume has."""
-    return inodes.count(connection)
-
-
 def _plan(connection: Connection, record: RemovalRow, busy: set[int]) -> _Dropped | None:
     """What goes with the record; None when it must wait."""
     row = inodes.find(connection, record.ino)

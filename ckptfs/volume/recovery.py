@@ -219,7 +219,8 @@ class _Contents:
 
     def settle_current(self, row: GenerationRow) -> None:
         """Decide for a generation that its inode shows."""
-        torn = not row.flushed
+        # Without its power, a device has not all of what was flushed to the image: a seal may have caught the file half way.
+        torn = not row.flushed or (row.state is State.LANDING and not self._same_instance)
         usable = self._is_usable(row)
         if usable and not torn:
             self._stay(row)
@@ -227,7 +228,8 @@ class _Contents:
         heir, between = self._heir(row, usable)
         if heir is not None:
             self._yield_to(heir, [row, *between])
-        elif usable:
+        elif usable or (row.sealed_size == 0 and row.image is None):
+            # Without an image nothing was ever written: an fsync found it empty, and so it is.
             self._stay(row)
         else:
             self._quarantine_inode(row, between)
@@ -335,18 +337,23 @@ class _Contents:
         in_lanes = size_in_lanes(row.image, self._stripes)
         sealed = row.sealed_size or 0
         size = row.size
-        if not self._same_instance:
+        flushed = row.flushed
+        if not self._same_instance and (row.image is None or not row.image.lane_sizes):
+            # Never sealed whole: beyond what was sealed, a lane's size says nothing of its bytes.
+            size = sealed
+            flushed = flushed and size == row.size
+        elif not self._same_instance:
             size = max(sealed, min(row.size, in_lanes))
         elif not row.flushed:
             # Lanes are written side by side: beyond the last FLUSH, one may be ahead of a hole in another.
             size = max(sealed, min(in_lanes, max(row.size, self._prefix_in_lanes(row))))
         if not self._same_instance and row.sealed_size == size:
             generations.set_sealed(
-                self._connection, row.id, size=size, sealed_size=size, unsealed_since=None, flushed=row.flushed
+                self._connection, row.id, size=size, sealed_size=size, unsealed_since=None, flushed=flushed
             )
             self._note_lanes(row, size)
         elif size != row.size:
-            generations.set_flushed(self._connection, row.id, flushed=row.flushed, size=size)
+            generations.set_flushed(self._connection, row.id, flushed=flushed, size=size)
         if row.current and (size != row.size or not row.flushed):
             self.found.torn.append(names.path_of_inode(self._connection, row.ino))
 

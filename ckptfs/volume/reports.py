@@ -37,7 +37,7 @@ class StripeReport:
 
 @dataclass(frozen=True, slots=True)
 class GenerationCounts:
-    """Generations by state; ``torn`` ones are also counted under ``landing``, ``quarantined`` ones nowhere else."""
+    """Files with a name, by the state of their content; ``torn`` ones are counted there too, ``quarantined`` contents nowhere else."""
 
     landing: int = 0
     sealed: int = 0
@@ -48,7 +48,7 @@ class GenerationCounts:
 
 @dataclass(frozen=True, slots=True)
 class ByteCounts:
-    """``raw``: the sizes of all files together; ``stored``: what the images occupy on the stripes, the removal log's
+    """``raw``: the sizes of all files with a name together; ``stored``: what the images occupy on the stripes, the removal log's
     included.
     """
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from ckptfs.image.image import Image
-from ckptfs.meta import removals
+from ckptfs.meta import inodes, removals
 from ckptfs.meta.database import Database
 from ckptfs.volume import reclaim
 from ckptfs.volume.attributes import Space
@@ -130,7 +130,7 @@ class SpaceGuard:
         freeable = sum(reclaim.allocated_bytes(image, paths) for image in kept)
         room = space_of_all(self._stripes)
         free = min(room.total, room.available + freeable)
-        files = self._database.transact(reclaim.count_inodes)
+        files = self._database.transact(inodes.count)
         return Space(
             total_bytes=room.total, free_bytes=free, available_bytes=free, files=_INODES, files_free=_INODES - files
         )

@@ -19,10 +19,10 @@ import msgspec
 
 from ckptfs.config import StripeSection, VolumeConfig
 from ckptfs.errors import NewerSchema, StripeMismatch
+from ckptfs.image.files import IMAGES_DIRECTORY
 from ckptfs.volume.reports import StripeReport
 
 IDENTITY_NAME = "ckptfs-stripe.json"
-IMAGES_NAME = "images"
 FORMAT_VERSION = 1
 
 _RESERVE_SHARE = 0.02
@@ -123,9 +123,9 @@ def open_stripes(config: VolumeConfig) -> list[Stripe]:
     where_is = {identity.stripe: section.path for identity, section in zip(identities, config.stripes, strict=True)}
     for index, (section, identity) in enumerate(zip(config.stripes, identities, strict=True)):
         _check_identity(config, index, identity, where_is.get(section.id))
-        if not (section.path / IMAGES_NAME).is_dir():
+        if not (section.path / IMAGES_DIRECTORY).is_dir():
             raise StripeMismatch(
-                f"{_named(index, section)} has no {IMAGES_NAME}/ directory, so its data is gone or was moved away. "
+                f"{_named(index, section)} has no {IMAGES_DIRECTORY}/ directory, so its data is gone or was moved away. "
                 "Put it back; an empty one will do if the data is lost, and ckptfs fsck then says what is missing"
             )
     return [Stripe(index, section.path, _reserve_of(section)) for index, section in enumerate(config.stripes)]
@@ -133,7 +133,7 @@ def open_stripes(config: VolumeConfig) -> list[Stripe]:
 
 def format_stripe(path: Path, volume_id: str, stripe_id: str, index: int) -> None:
     """Make ``path``, an existing directory, stripe number ``index`` of a volume; it is on disk when this returns."""
-    (path / IMAGES_NAME).mkdir(mode=0o700, exist_ok=True)
+    (path / IMAGES_DIRECTORY).mkdir(mode=0o700, exist_ok=True)
     identity = StripeIdentity(format=FORMAT_VERSION, volume=volume_id, stripe=stripe_id, index=index)
     write_durably(path / IDENTITY_NAME, msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n")
 
@@ -144,12 +144,12 @@ def refuse_taken_directory(path: Path) -> None:
         identity = _read_identity(path, str(path))
         raise StripeMismatch(
             f"{path} already is stripe {identity.index} of volume {identity.volume}. Choose another directory, or "
-            f"delete {path / IDENTITY_NAME} and {path / IMAGES_NAME} if that volume is no longer needed"
+            f"delete {path / IDENTITY_NAME} and {path / IMAGES_DIRECTORY} if that volume is no longer needed"
         )
-    images = path / IMAGES_NAME
+    images = path / IMAGES_DIRECTORY
     if os.path.lexists(images) and not (images.is_dir() and not any(images.iterdir())):
         raise StripeMismatch(
-            f"{path} cannot become a stripe: it already holds {IMAGES_NAME!r}. Choose another directory"
+            f"{path} cannot become a stripe: it already holds {IMAGES_DIRECTORY!r}. Choose another directory"
         )
 
 

@@ -1,7 +1,8 @@
 """Where the volume's blocking calls run: thread limits, so that one kind of work never starves another.
 
-The event loop makes no system call that can wait for a device. Metadata transactions queue for one thread, in order. Barriers,
-lane writes, lane reads and seals each have their own threads: a read never waits behind a flush.
+The event loop makes no system call that can wait for a device. Metadata transactions queue for one thread, in order; only
+freeing and reports make theirs in a ``device`` thread, between its other work. Barriers, lane writes, lane reads, and all that a device is
+slow at each have their own threads: a read never waits behind a flush.
 """
 
 from __future__ import annotations
@@ -45,5 +46,5 @@ class Threads:
         return await trio.to_thread.run_sync(call, *args, limiter=self._read)
 
     async def device(self, call: Callable[..., T], *args: object) -> T:
-        """Flushes, truncates, reservations, unlinks: slow, few."""
+        """Flushes, truncates, reservations, unlinks, and reports that look at lanes: slow, few."""
         return await trio.to_thread.run_sync(call, *args, limiter=self._device)

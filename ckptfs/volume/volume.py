@@ -4,9 +4,9 @@
 together and holds what belongs to none of them: the kernel's lookup counts, and which names an fsync has yet to make final.
 
 Concurrency: everything runs on one trio loop, blocking calls run in threads (``threads.py``). A change of names is one transaction, and
-transactions run one at a time in order, so they need no lock here. Code between two awaits is atomic: what must be consistent with a
-transaction is changed right after its await, with no other await between. The locks, outermost first: ``SpaceGuard`` has one for relief,
-``Sealer`` one for retired generations, each live file has ``transition`` (``live.py``).
+transactions of the loop run one at a time in order, so they need no lock here. Code between two awaits is atomic: what must be consistent
+with a transaction is changed right after its await, with no other await between. The locks, outermost first: ``SpaceGuard`` has one for
+relief, ``Sealer`` one for retired generations, each live file has ``transition`` (``live.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ckptfs.errors import (
     ReadOnlyVolume,
 )
 from ckptfs.image.placement import Placement
-from ckptfs.meta import inodes, names, removals, runs
+from ckptfs.meta import generations, inodes, names, removals, runs
 from ckptfs.meta.database import Database
 from ckptfs.meta.inodes import InodeRow
 from ckptfs.meta.schema import State
@@ -54,8 +54,8 @@ from ckptfs.volume.attributes import (
 )
 from ckptfs.volume.format import METADATA_NAME, refuse_missing_metadata
 from ckptfs.volume.handles import OpenFile
-from ckptfs.volume.instance import current_instance
-from ckptfs.volume.landing import Landing, boot_id
+from ckptfs.volume.instance import boot_id, current_instance
+from ckptfs.volume.landing import Landing
 from ckptfs.volume.live import LiveFile
 from ckptfs.volume.lock import VolumeLock
 from ckptfs.volume.recovery import recover
@@ -164,10 +164,11 @@ class Volume:
 
     async def adopt_unsealed(self) -> None:
         """Queue for sealing what a killed daemon left landing, and remember which changes of names an fsync has yet to make final."""
-        for ino in await self.transact(inspection.unsealed_inodes):
-            await self.landing.enliven(ino)
-        for row in await self.transact(inspection.retired_generations):
-            self.landing.retire(row)
+        for row in await self.transact(generations.landing):
+            if row.current:
+                await self.landing.enliven(row.ino)
+            else:
+                self.landing.retire(row)
         winners, directories = await self.transact(removals.unacknowledged)
         self._unacknowledged_winners, self._unacknowledged_directories = winners, directories
 

@@ -100,7 +100,11 @@ class Node(MountedVolume):
         return self.wait_ended()
 
     def log(self) -> str:
-        return (self.mountpoint.parent / "daemon.stderr").read_text() + super().log()
+        said = (self.mountpoint.parent / "daemon.stderr").read_text()
+        try:
+            return said + super().log()
+        except OSError as why:
+            return f"{said}(its log: {why})"
 
     def wait_ended(self) -> int:
         """The exit status of the daemon; negative is a signal. Its dead mount is taken away."""
@@ -174,8 +178,8 @@ def plain_node(base: Path) -> Node:
     return node_on(base, base / "volume", [base / "nvme0", base / "nvme1"])
 
 
-def node_on_one_device(base: Path, size_bytes: int = 256 << 20) -> Node:
-    """A formatted volume, metadata and two stripes, on one device."""
+def node_on_one_device(base: Path, size_bytes: int = 2 << 30) -> Node:
+    """A formatted volume, metadata and two stripes, on one device; roomy, so that nothing removed has to be freed."""
     device = Device(base / "device.img", base / "device", size_bytes)
     place = device.mountpoint
     return node_on(base, place / "volume", [place / "s0", place / "s1"], [device])

@@ -52,7 +52,7 @@ def test_an_unlinked_file_goes_with_its_inode_content_and_lanes(past: Past) -> N
     reclaim.finish(past.database, past.stripes)
     assert past.look(inodes.find, ino) is None
     assert past.look(generations.everything) == []
-    assert past.look(generations.image_ids) == set()
+    assert past.look(generations.dropping_images) == []
     assert lanes(past) == 0
 
 

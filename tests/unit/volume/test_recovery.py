@@ -172,6 +172,17 @@ def test_p_power_lost_a_file_that_fsync_found_empty_comes_back_empty_where_it_wa
     assert report.emptied == (b".metadata.tmp",)
 
 
+def test_p_fsync_file_a_name_fsynced_empty_is_not_given_back_to_what_had_it_before(past: Past) -> None:
+    saved(past, "f")
+    past.save("shard", b"unsealed")
+    past.unlink("f")
+    past.create("f")
+    past.fsync("f")
+    past.lose_power()
+    past.recover(same_instance=False)
+    assert past.content("f") == b""
+
+
 def test_p_fsync_dir_a_removed_file_that_was_sealed_empty_stays_removed(past: Past) -> None:
     past.create("f")
     past.fsync("f")
@@ -190,6 +201,29 @@ def test_p_power_lost_an_overwrite_that_a_timed_seal_caught_half_way_yields(past
     past.lose_power()
     past.recover(same_instance=False)
     assert past.content("f") == OLD
+
+
+@pytest.mark.parametrize("overwritten", [True, False])
+def test_p_power_lost_a_file_that_a_seal_caught_half_way_shows_no_bytes_that_came_after(
+    past: Past, *, overwritten: bool
+) -> None:
+    if overwritten:
+        saved(past, "f")
+        past.truncate_by_open("f")
+    else:
+        past.create("f")
+    past.write("f", NEW[:8])
+    row = past.generation("f")
+    past.seal("f", flushed=False)
+    past.do(generations.set_lane_sizes, row.id, [])
+    past.do(generations.set_sealed, row.id, size=8, sealed_size=8, unsealed_since=row.unsealed_since, flushed=False)
+    past.barrier()
+    past.write("f", NEW[8:], 8)
+    past.flush("f")
+    past.lose_power(keep_lane=lambda _: True)
+    past.recover(same_instance=False)
+    assert past.content("f") == (OLD if overwritten else NEW[:8])
+    assert past.generation("f").flushed is overwritten
 
 
 @pytest.mark.parametrize("kept", [True, False])
