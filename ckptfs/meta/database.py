@@ -45,6 +45,7 @@ class Database:
         self._commits = 0
         self._durable_commits = 0
         self._barrier_lock = threading.Lock()
+        self._lost_log: OSError | None = None
 
     @classmethod
     def open(cls, path: Path) -> Database:
@@ -95,9 +96,15 @@ class Database:
             return result
 
     def barrier(self) -> None:
-        """Return when every transaction that ended before the call is on disk."""
+        """Return when every transaction that ended before the call is on disk.
+
+        Raises ``OSError``, and from then on always: the kernel tells of a lost page once, and a flush after that would succeed
+        without it.
+        """
         wanted = self._commits
         with self._barrier_lock:
+            if self._lost_log is not None:
+                raise OSError(self._lost_log.errno, f"the metadata log was not written: {self._lost_log.strerror}")
             if self._durable_commits >= wanted:
                 return
             covers = self._commits
@@ -108,6 +115,9 @@ class Database:
                 log = os.open(self._path, os.O_RDONLY)
             try:
                 os.fsync(log)
+            except OSError as why:
+                self._lost_log = why
+                raise
             finally:
                 os.close(log)
             self._durable_commits = covers
@@ -146,10 +156,12 @@ class Database:
 
     def close(self) -> None:
         """Flush and close. The log is folded into the database by SQLite as its last connection goes."""
-        self.barrier()
-        with self._lock:
-            self._connection.close()
-            self._connection.engine.dispose()
+        try:
+            self.barrier()
+        finally:
+            with self._lock:
+                self._connection.close()
+                self._connection.engine.dispose()
 
     def _explained(self, why: DatabaseError) -> Exception:
         """What SQLite could not do, as the error of the device or the damage that it is; anything else as it came."""
