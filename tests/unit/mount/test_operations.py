@@ -358,7 +358,9 @@ async def test_locks_are_kept_between_processes(mounted: Mounted) -> None:
         with (mounted.path / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             command = [sys.executable, "-c", program, mounted.path / "lock"]
-            return subprocess.run(command, check=False, timeout=30, capture_output=True).returncode
+            # close_fds would close the file in the child before exec, a request to this very process, which then has
+            # to wait for that exec (vfork).
+            return subprocess.run(command, check=False, timeout=30, capture_output=True, close_fds=False).returncode
 
     assert await mounted.do(lock) == 1
 
