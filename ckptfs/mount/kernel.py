@@ -14,6 +14,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from ckptfs.mount import table
+
 log = logging.getLogger(__name__)
 
 READ_AHEAD_KIB = 4096
@@ -47,7 +49,8 @@ def raise_limits(device_major: int, device_minor: int) -> None:
 def unmount(mountpoint: Path, *, lazily: bool) -> None:
     """Take ``mountpoint`` out of the directory tree; lazily, what is open goes on working and the mount ends with it.
 
-    Raises ``OSError``: EBUSY when something is open and ``lazily`` is false, EINVAL when nothing is mounted there.
+    Raises ``OSError``: EBUSY when something is open and ``lazily`` is false, EINVAL when nothing is mounted there, EPERM
+    when fusermount3 did not do it for another reason, which is in the error.
     """
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -66,5 +69,6 @@ def unmount(mountpoint: Path, *, lazily: bool) -> None:
         env={**os.environ, "LC_ALL": "C"},
     )
     if done.returncode != 0:
-        number = errno.EBUSY if "busy" in done.stderr else errno.EINVAL
+        gone = table.mount_at(mountpoint) is None
+        number = errno.EBUSY if "busy" in done.stderr else errno.EINVAL if gone else errno.EPERM
         raise OSError(number, done.stderr.strip(), os.fspath(mountpoint))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +78,29 @@ class VolumeLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+@contextmanager
+def stripe_locks(files: Sequence[Path]) -> Generator[None, None, None]:
+    """Hold a lock on each of these files, one on each stripe, against another copy of the volume directory.
+
+    Raises :class:`VolumeInUse` naming the stripe.
+    """
+    descriptors: list[int] = []
+    try:
+        for file in files:
+            descriptors.append(os.open(file, os.O_RDWR | os.O_CLOEXEC))
+            try:
+                fcntl.fcntl(descriptors[-1], fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+            except (BlockingIOError, PermissionError):
+                raise VolumeInUse(
+                    f"the stripe {file.parent} is in use by another process, so this volume directory is a copy of one that is "
+                    "mounted. Unmount that one; never mount two copies over the same stripes"
+                ) from None
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def note_mountpoint(directory: Path, mountpoint: str) -> None:

@@ -17,7 +17,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -57,12 +57,12 @@ from ckptfs.volume.handles import OpenFile
 from ckptfs.volume.instance import boot_id, current_instance
 from ckptfs.volume.landing import Landing
 from ckptfs.volume.live import LiveFile
-from ckptfs.volume.lock import VolumeLock
+from ckptfs.volume.lock import VolumeLock, stripe_locks
 from ckptfs.volume.recovery import recover
 from ckptfs.volume.reports import FileInfo, PreviousVersion, RemovedName, VolumeStatus
 from ckptfs.volume.seal import Sealer
 from ckptfs.volume.space import SpaceGuard
-from ckptfs.volume.stripes import Stripe, open_stripes
+from ckptfs.volume.stripes import IDENTITY_NAME, Stripe, open_stripes
 from ckptfs.volume.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,9 @@ async def open_volume(directory: Path, *, read_only: bool = False) -> AsyncGener
     schema) and :class:`DamagedData`.
     """
     config = volume_config.load(directory)
-    with VolumeLock.acquire(directory):
+    with VolumeLock.acquire(directory), ExitStack() as held:
         stripes = open_stripes(config)
+        held.enter_context(stripe_locks([stripe.path / IDENTITY_NAME for stripe in stripes]))
         refuse_missing_metadata(directory)
         database = await trio.to_thread.run_sync(Database.open, directory / METADATA_NAME)
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptfs.errors import VolumeInUse
-from ckptfs.volume.lock import Holder, VolumeLock, note_mountpoint, read_holder
+from ckptfs.volume.lock import Holder, VolumeLock, note_mountpoint, read_holder, stripe_locks
 
 
 def test_nobody_holds_a_fresh_volume(tmp_path: Path) -> None:
@@ -68,3 +68,13 @@ def test_a_lock_file_of_somebody_who_wrote_nonsense_is_still_a_lock(tmp_path: Pa
     with VolumeLock.acquire(tmp_path):
         (tmp_path / "lock").write_bytes(b"\xff\xfe nonsense")
         assert read_holder(tmp_path) == Holder(0, "")
+
+
+def test_a_stripe_in_use_by_a_copy_of_the_volume_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "nvme0" / "ckptfs-stripe.json"
+    file.parent.mkdir()
+    file.touch()
+    with stripe_locks([file]), pytest.raises(VolumeInUse, match=r"nvme0 is in use .* copy"), stripe_locks([file]):
+        pass
+    with stripe_locks([file]):
+        pass
