@@ -28,13 +28,14 @@ from ckptfs.meta.database import Database
 from ckptfs.meta.schema import State
 from ckptfs.volume.landing import Landing
 from ckptfs.volume.live import LiveFile
-from ckptfs.volume.threads import Threads
+from ckptfs.volume.threads import Threads, unforeseen
 
 log = logging.getLogger(__name__)
 
 _QUIET_S = 0.5
 _CLOSED_AT_MOST_S = 5.0
 _OPEN_EVERY_S = 10.0
+_RETRY_S = 5.0
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What a flush may fail with before it has touched a byte."""
 _SYNCFS_FROM_FILES = 16
@@ -139,8 +140,11 @@ class Sealer:
                 await self.seal_retired()
                 await self.barrier()
                 await self._threads.device(self._database.fold_log)
-            except OSError as why:
-                log.error("sealing in the background: %s; trying again", why)
+            except Exception as why:  # a task that ended here would end the mount with it
+                log.error(
+                    "sealing in the background: %s; trying again in %g s", why, _RETRY_S, exc_info=unforeseen(why)
+                )
+                await trio.sleep(_RETRY_S)
 
     def _due(self, now_s: float) -> list[LiveFile]:
         quiet = now_s - self._landing.last_write_s > _QUIET_S

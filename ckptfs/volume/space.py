@@ -23,7 +23,7 @@ from ckptfs.meta.database import Database
 from ckptfs.volume import reclaim
 from ckptfs.volume.attributes import Space
 from ckptfs.volume.stripes import Stripe, space_of_all
-from ckptfs.volume.threads import Threads
+from ckptfs.volume.threads import Threads, unforeseen
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ class SpaceGuard:
             try:
                 while await self._reclaim(time.time_ns(), self._window_s, None):
                     pass
-            except OSError as why:
-                log.error("freeing removed contents: %s; trying again", why)
+            except Exception as why:  # a task that ended here would end the mount with it
+                log.error("freeing removed contents: %s; trying again", why, exc_info=unforeseen(why))
 
     async def _reclaim(self, now_ns: int, window_s: float, wanted_bytes: int | None) -> int:
         busy = self._busy()

@@ -12,11 +12,18 @@ from typing import ParamSpec, TypeVar
 
 import trio
 
+from ckptfs.errors import CkptfsError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _READ_THREADS = 32
 """Enough for the kernel's read-ahead over all stripes at once (1 MiB requests)."""
+
+
+def unforeseen(why: Exception) -> bool:
+    """Whether an error of a background task is worth a traceback: it is neither a device's nor one of ckptfs's own."""
+    return not isinstance(why, OSError | CkptfsError)
 
 
 class Threads:

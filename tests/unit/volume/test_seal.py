@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -327,3 +328,25 @@ async def test_leaving_seals_everything_and_marks_the_run_clean(
         last = await volume.transact(runs.last)
         assert last is not None
         assert not last.clean
+
+
+async def test_whatever_goes_wrong_in_the_background_the_volume_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    original = Sealer.seal_retired
+
+    async def fail_twice(sealer: Sealer) -> None:
+        calls.append(1)
+        if len(calls) <= 2:
+            raise sqlite3.OperationalError("unable to open database file")
+        await original(sealer)
+
+    monkeypatch.setattr(Sealer, "seal_retired", fail_twice)
+    monkeypatch.setattr(seal_module, "_RETRY_S", 0.0)
+    async with opened(make(tmp_path)) as volume:
+        for name in ("a", "b", "c"):
+            await save(volume, name, b"shard")
+            seen = len(calls)
+            await until(lambda seen=seen: len(calls) > seen)
+        assert await content(volume, "a") == b"shard"
